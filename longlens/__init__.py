@@ -1,0 +1,42 @@
+"""LongLens: long-range sequence layers for PyTorch, around Local and Smooth (LaS) attention.
+
+>>> from longlens import las_attention, LaSAttention, decay_rates
+
+Names are imported on first use, so that ``import longlens`` (and ``longlens --help``) does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from longlens.mixers.las import LaSAttention as LaSAttention
+    from longlens.mixers.las import LaSCache as LaSCache
+    from longlens.ops.decay import decay_rates as decay_rates
+    from longlens.ops.las import las_attention as las_attention
+    from longlens.ops.reference import las_attention_reference as las_attention_reference
+    from longlens.ops.smoothing import smooth_values as smooth_values
+
+_HOME = {
+    "LaSAttention": "longlens.mixers.las",
+    "LaSCache": "longlens.mixers.las",
+    "decay_rates": "longlens.ops.decay",
+    "las_attention": "longlens.ops.las",
+    "las_attention_reference": "longlens.ops.reference",
+    "smooth_values": "longlens.ops.smoothing",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'longlens' has no attribute {name!r}; it offers {', '.join(_HOME)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

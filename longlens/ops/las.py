@@ -1,0 +1,257 @@
+"""Local and Smooth (LaS) attention (Zimerman & Wolf, ICML 2024), at the cost of FlashAttention.
+
+    LaS_c(Q, K, V) = AP(softmax(mask(exp(-α_c · D) ⊙ (Q Kᵀ / √d)))) V                                          (Eq. 4)
+
+Two identities remove the L×L matrices. Average pooling moves to the values, AP(A)·V = A·(F V) (``smoothing.py``), and the
+causal decay folds into queries and keys: for i >= j and any center c
+
+    exp(-a(i-j)) · q_i·k_j  =  (exp(-a(i-c))·q_i) · (exp(a(j-c))·k_j),
+
+so causal LaS is ``scaled_dot_product_attention(q', k', F v, is_causal=True)``. Where one folding does not reach (rates too
+large for the dtype, bidirectional attention, a cache), ``union.py`` joins several. The formula itself, in full, is
+``reference.py``.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longlens.ops.checks import check_attention, check_backend
+from longlens.ops.kernels import pad_heads
+from longlens.ops.reference import las_attention_reference
+from longlens.ops.smoothing import Smoothing, smooth_values
+from longlens.ops.union import Piece, fold, hide_keys, pieces, union_attention
+
+
+def las_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    decay: Tensor | Sequence[float] | None = None,
+    smoothing: Smoothing | None = None,
+    side: str = "past",
+    chunk_size: int | None = None,
+    is_causal: bool = True,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Local and Smooth attention; a drop-in for ``torch.nn.functional.scaled_dot_product_attention``.
+
+    With neither decay nor smoothing it is plain attention; decay alone is the paper's L-attention, smoothing alone its
+    S-attention, both are LaS, and with ``chunk_size=128`` LaS-chunk. Unlike torch's function it is causal by default.
+
+    Args:
+        query: (B, H, Lq, d). With Lq < Lk the queries are the last Lq positions, as with a cache of keys.
+        key: (B, H, Lk, d).
+        value: (B, H, Lk, dv).
+        decay: (H,) rates >= 0, see ``decay_rates``; a score at distance n is multiplied by exp(-rate·n). A sequence of
+            floats is as good as a tensor, and saves a GPU from waiting for the values to be checked.
+        smoothing: an odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a
+            key moves on to the keys before it, f[0] of it staying.
+        side: ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality. ``"centered"`` is
+            ordinary pooling: it shows each query (P - 1) / 2 steps of its future, so never use it for a language model.
+        chunk_size: cut the sequence into independent blocks of this length, the last of which may be shorter.
+        is_causal: attend to j <= i only. Without it the distance is |i - j|.
+        attn_mask: boolean, True = attend, broadcastable to (B, H, Lq, Lk); applied after the decay. A key that no query
+            may attend to is padding: its value does not enter the smoothing. Rows that may attend to nothing give 0.
+        scale: of the scores; 1/√d by default.
+        dropout_p: of the weights, before smoothing. As in torch's function it is always on: pass 0.0 for evaluation.
+        enable_gqa: let key and value have fewer heads, each serving a group of H / Hkv query heads.
+        backend: ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``: linear
+            time, approximate; ``"auto"``: sdpa, but for a single query the formula, which is then the fastest.
+
+    Returns:
+        (B, H, Lq, dv).
+    """
+    check_backend(backend)
+    options = dict(
+        decay=decay, smoothing=smoothing, side=side, chunk_size=chunk_size, is_causal=is_causal, attn_mask=attn_mask,
+        scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
+    )  # fmt: skip
+    if backend == "reference":
+        return las_attention_reference(query, key, value, **options)
+    check_attention(query, key, value, **options)
+    if enable_gqa and query.shape[1] != key.shape[1]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+    settings = _Settings(
+        *_rates(decay, query.device),
+        smoothing,
+        side,
+        is_causal,
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        dropout_p,
+        backend,
+        _compute_dtype(query),
+    )
+    if chunk_size is None or chunk_size >= key.shape[-2]:
+        return _attend(query, key, value, mask, settings)
+    return _attend_chunks(query, key, value, mask, chunk_size, settings)
+
+
+class _Settings(NamedTuple):
+    rates: Tensor | None  # (H,)
+    max_rate: float | None  # None: a traced tensor, whose values are not known yet
+    smoothing: Smoothing | None
+    side: str
+    is_causal: bool
+    scale: float
+    dropout_p: float
+    backend: str
+    dtype: torch.dtype  # of the products: the inputs', or autocast's
+
+
+def _rates(decay: Tensor | Sequence[float] | None, device: torch.device) -> tuple[Tensor | None, float | None]:
+    """The rates as a tensor, and the largest one as a number. All 0 is plain attention."""
+    if decay is None:
+        return None, 0.0
+    if not isinstance(decay, Tensor):
+        largest = max(decay)
+        return (torch.tensor(decay, dtype=torch.float64).to(device), float(largest)) if largest > 0 else (None, 0.0)
+    decay = decay.to(device)
+    if torch.compiler.is_compiling():
+        return decay, None
+    largest = float(decay.detach().max())
+    return (decay, largest) if largest > 0 or decay.requires_grad else (None, 0.0)
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    """As torch's own function: autocast lowers float32, never float64."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return query.dtype
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
+    """Attention over one unbroken sequence: smooth the values, fold the decay, call the kernel."""
+    value = _smooth(value, mask, settings)
+    plan = _plan(query.shape[-2], key.shape[-2], settings)
+    is_decoding = query.shape[-2] == 1 and settings.backend == "auto"
+    if plan is None or is_decoding or (settings.dropout_p > 0 and len(plan) > 1) or query.numel() == 0:
+        return _attend_by_formula(query, key, value, mask, settings)
+
+    key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
+    dense_mask = None if key_mask is not None else mask
+    if len(plan) == 1:
+        return _attend_once(query, key, value, key_mask, dense_mask, plan[0], settings)
+    if dense_mask is not None:
+        dense_mask = dense_mask.expand(*dense_mask.shape[:2], query.shape[-2], key.shape[-2])
+    return union_attention(
+        query, key, value, settings.rates, plan,
+        scale=settings.scale, key_mask=key_mask, mask=dense_mask, dtype=settings.dtype,
+    )  # fmt: skip
+
+
+def _smooth(value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
+    """F v, where padded keys neither lend their values nor keep any."""
+    absent = None if mask is None else ~mask.any(-2).unsqueeze(-1)  # (B or 1, H or 1, Lk, 1)
+    if absent is not None:
+        value = value.masked_fill(absent, 0.0)
+    if settings.smoothing is not None:
+        value = smooth_values(value, settings.smoothing, settings.side)
+        if absent is not None:
+            value = value.masked_fill(absent, 0.0)
+    return value
+
+
+def _plan(query_length: int, key_length: int, settings: _Settings) -> list[Piece] | None:
+    """The pieces to compute; None if only the formula will do."""
+    if settings.rates is None and not settings.is_causal:
+        return [Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)]
+    if settings.max_rate is None:
+        return None
+    return pieces(query_length, key_length, settings.max_rate, settings.dtype, settings.is_causal)
+
+
+def _attend_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    dense_mask: Tensor | None,
+    piece: Piece,
+    settings: _Settings,
+) -> Tensor:
+    """One folding and one call of torch's attention: the usual case."""
+    width, scale, is_causal = value.shape[-1], settings.scale, piece.causal
+    if key_mask is not None:
+        query, key = fold(query, key, settings.rates, piece, scale=scale, dtype=settings.dtype)
+        query, key = hide_keys(query, key, key_mask)
+        scale = 1.0
+    else:
+        query, key = fold(query, key, settings.rates, piece, dtype=settings.dtype)
+    if dense_mask is not None and is_causal:
+        triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        dense_mask, is_causal = dense_mask & triangle, False
+    query, key, value = pad_heads(query, key, value.to(settings.dtype))
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=dense_mask, dropout_p=settings.dropout_p, is_causal=is_causal, scale=scale
+    )
+    return output[..., :width]
+
+
+def _attend_by_formula(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings
+) -> Tensor:
+    query, key, value = (x.to(settings.dtype) for x in (query, key, value))
+    return las_attention_reference(
+        query, key, value, decay=settings.rates, is_causal=settings.is_causal, attn_mask=mask, scale=settings.scale,
+        dropout_p=settings.dropout_p,
+    )  # fmt: skip
+
+
+def _attend_chunks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, size: int, settings: _Settings
+) -> Tensor:
+    """Each chunk is a sequence of its own: full chunks go into the batch, a shorter last one runs alone."""
+    query_length, missing = query.shape[-2], key.shape[-2] - query.shape[-2]
+    if missing > 0:  # chunks before the first query are not needed; its own chunk may begin before it
+        start, lead = missing - missing % size, missing % size
+        key, value = key[..., start:, :], value[..., start:, :]
+        mask = mask if mask is None else mask[..., start:]
+        if key.shape[-2] <= size:
+            return _attend(query, key, value, mask, settings)
+        query = F.pad(query, (0, 0, lead, 0))
+        if mask is not None and mask.shape[-2] > 1:
+            mask = F.pad(mask, (0, 0, lead, 0))
+    count = key.shape[-2] // size
+    body = count * size
+    outputs = _attend(
+        *(_split(x[..., :body, :], size) for x in (query, key, value)),
+        _split_mask(mask, query.shape[0], body, size),
+        settings,
+    )
+    outputs = outputs.unflatten(0, (query.shape[0], count)).transpose(1, 2).flatten(2, 3)
+    if body < key.shape[-2]:
+        tail = mask if mask is None or mask.shape[-2] == 1 else mask[..., body:, :]
+        tail = tail if tail is None else tail[..., body:]
+        last = _attend(*(x[..., body:, :] for x in (query, key, value)), tail, settings)
+        outputs = torch.cat([outputs, last], dim=-2)
+    return outputs[..., -query_length:, :]
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """(B, H, n·size, d) -> (B·n, H, size, d)"""
+    return x.unflatten(-2, (-1, size)).transpose(1, 2).flatten(0, 1)
+
+
+def _split_mask(mask: Tensor | None, batch: int, length: int, size: int) -> Tensor | None:
+    """(B or 1, H or 1, Lq or 1, Lk) -> (B·n, H or 1, size or 1, size): the blocks on the diagonal."""
+    if mask is None:
+        return None
+    mask = mask[..., :length].expand(batch, -1, -1, -1)
+    if mask.shape[-2] == 1:
+        blocks = mask.unflatten(-1, (-1, size)).permute(0, 3, 1, 2, 4)
+    else:
+        mask = mask[..., :length, :].unflatten(-1, (-1, size)).unflatten(2, (-1, size))  # (B, H, n, size, n, size)
+        blocks = mask.diagonal(dim1=2, dim2=4).permute(0, 4, 1, 2, 3)
+    return blocks.flatten(0, 1)

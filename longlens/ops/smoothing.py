@@ -1,0 +1,131 @@
+"""Smoothing of the attention rows, moved to the values.
+
+Pooling each row of an attention matrix A with a kernel f is a linear map on the key axis, so that
+
+    pool(A) · V  =  A · (F V),        (F V)_n = Σ_m f_m · v_{n - m + offset},        v = 0 outside of the sequence,
+
+with offset 0 for ``side="past"`` (weight only moves to earlier positions: causal) and (P - 1) / 2 for
+``side="centered"`` (the window of ordinary average pooling, which after a causal softmax looks (P - 1) / 2 steps ahead).
+The L×L matrix is never needed: the cost is O(P·L·d).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIDES = ("past", "centered")
+
+Smoothing = int | Sequence[float] | Tensor
+"""An odd window of the moving average, or any 1-D kernel."""
+
+
+def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
+    """Filter ``value`` (..., L, d) along L, with zeros before the first and after the last position.
+
+    >>> smooth_values(torch.tensor([[3.0], [6.0], [9.0]]), 3).flatten()
+    tensor([1., 3., 6.])
+    """
+    kernel = smoothing_kernel(smoothing, side).to(value.device)
+    return _Filter.apply(value, kernel, _shifts(kernel, side))
+
+
+def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
+    """The same, as one L×L Toeplitz matrix F with F[n, n - m + offset] = f_m."""
+    kernel = smoothing_kernel(smoothing, side).to(value)
+    length = value.shape[-2]
+    rows = torch.arange(length, device=value.device)
+    matrix = value.new_zeros(length, length)
+    for shift, weight in zip(_shifts(kernel, side), kernel, strict=True):
+        matrix = matrix + weight * (rows[:, None] - rows[None, :] == shift)
+    return matrix @ value
+
+
+def smoothing_kernel(smoothing: Smoothing, side: str) -> Tensor:
+    """The 1-D kernel (P,) of a window or kernel argument, checked."""
+    if side not in SIDES:
+        raise ValueError(f"side must be one of {', '.join(SIDES)}, got {side!r}")
+    if isinstance(smoothing, bool):
+        raise TypeError("smoothing must be an odd window, a 1-D kernel or None, got a bool")
+    if isinstance(smoothing, int):
+        if smoothing < 1 or smoothing % 2 == 0:
+            raise ValueError(f"smoothing must be an odd window of at least 1, or a 1-D kernel, got {smoothing}")
+        return torch.full((smoothing,), 1.0 / smoothing, dtype=torch.float64)
+    if isinstance(smoothing, Tensor):
+        kernel = smoothing
+    elif isinstance(smoothing, Sequence) and not isinstance(smoothing, str):
+        kernel = torch.tensor(smoothing, dtype=torch.float64)
+    else:
+        raise TypeError(
+            f"smoothing must be an odd window, a 1-D kernel or None, got a {type(smoothing).__name__}"
+        )
+    if kernel.ndim != 1 or kernel.numel() == 0:
+        raise ValueError(f"smoothing must be a 1-D kernel of at least one weight, got shape {tuple(kernel.shape)}")
+    if not kernel.is_floating_point():
+        raise TypeError(f"smoothing must be a kernel of floating-point weights, got {kernel.dtype}")
+    if side == "centered" and kernel.numel() % 2 == 0:
+        raise ValueError(f"smoothing must have an odd length to be centered, got a kernel of {kernel.numel()} weights")
+    return kernel
+
+
+def _shifts(kernel: Tensor, side: str) -> range:
+    """How far each weight of the kernel moves the values: 0 … P-1, or -(P-1)/2 … (P-1)/2."""
+    offset = (kernel.numel() - 1) // 2 if side == "centered" else 0
+    return range(-offset, kernel.numel() - offset)
+
+
+def _filter(value: Tensor, kernel: Tensor, shifts: Sequence[int]) -> Tensor:
+    """Σ_m kernel[m] · (value moved by shifts[m] along L), by slices in place: the last dimension stays contiguous."""
+    length = value.shape[-2]
+    exact = value.to(torch.promote_types(value.dtype, torch.float32))
+    kernel = kernel.to(exact.dtype)
+    result = exact * kernel[list(shifts).index(0)]
+    for shift, weight in zip(shifts, kernel, strict=True):
+        if shift == 0 or abs(shift) >= length:
+            continue
+        source, target = _overlap(length, shift)
+        result[..., target, :].addcmul_(exact[..., source, :], weight)
+    return result.to(value.dtype)
+
+
+def _overlap(length: int, shift: int) -> tuple[slice, slice]:
+    """Where values are read, and where they land, when a sequence moves by ``shift``."""
+    if shift > 0:
+        return slice(0, length - shift), slice(shift, length)
+    return slice(-shift, length), slice(0, length + shift)
+
+
+class _Filter(torch.autograd.Function):
+    """``_filter``, whose gradient is the same filter with the shifts reversed (autograd of the slices would fill a
+    tensor of the full size for each weight)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, kernel: Tensor, shifts: Sequence[int]) -> Tensor:
+        return _filter(value, kernel, shifts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        value, kernel, ctx.shifts = inputs
+        ctx.save_for_backward(value if kernel.requires_grad else None, kernel)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        value, kernel = ctx.saved_tensors
+        grad_value = grad_kernel = None
+        if ctx.needs_input_grad[0]:
+            grad_value = _Filter.apply(grad, kernel, [-shift for shift in ctx.shifts])
+        if ctx.needs_input_grad[1]:
+            grad_kernel = torch.stack([_correlation(grad, value, shift) for shift in ctx.shifts]).to(kernel.dtype)
+        return grad_value, grad_kernel, None
+
+
+def _correlation(grad: Tensor, value: Tensor, shift: int) -> Tensor:
+    """Σ_n grad_n · value_{n - shift}, over all leading dimensions."""
+    length = value.shape[-2]
+    if abs(shift) >= length:
+        return grad.new_zeros(())
+    source, target = _overlap(length, shift)
+    return (grad[..., target, :] * value[..., source, :]).sum()

@@ -1,0 +1,189 @@
+"""Decayed attention over several pieces of the keys, joined exactly.
+
+Folding writes exp(-a|i-j|)·q_i·k_j as a product of a weighted query and a weighted key. One such product reaches only
+as far as the exponent of the dtype, and only one side of the diagonal. This module covers the rest: the queries are cut
+into segments, and the keys of a segment into *pieces*, each folded around a center of its own,
+
+    past      all earlier segments          weights <= 1, may vanish: the score is then truly 0
+    diagonal  the segment itself, j <= i    weights up to exp(a·W/2), the segment's width W is chosen so that it fits
+    upper     the segment itself, j > i     (bidirectional only) the same, reversed
+    future    all later segments            (bidirectional only) as the past
+
+so that each piece is one call of a FlashAttention kernel. Their outputs are joined by their log-sum-exp. The backward
+pass calls the kernel's own backward for each piece with the *joined* output and log-sum-exp, which gives the exact
+gradient: P_ij = exp(s_ij - lse) holds for the whole row. Nothing of size L×L is made, and nothing folded is stored.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longlens.ops.decay import decay_weights, max_exponent
+from longlens.ops.kernels import attention_backward, attention_forward
+
+
+class Piece(NamedTuple):
+    """Queries ``rows`` and keys ``keys`` (both as [start, stop) of absolute positions), folded around ``center``."""
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    center: float
+    causal: bool  # a triangle: j <= i, or for the upper one j > i
+    upper: bool  # keys later than the queries
+
+    @property
+    def reversed(self) -> bool:
+        """An upper triangle becomes a causal one when its rows and keys are read backwards."""
+        return self.causal and self.upper
+
+
+def pieces(query_length: int, key_length: int, max_rate: float, dtype: torch.dtype, is_causal: bool) -> list[Piece]:
+    """Cut attention of the last ``query_length`` positions over ``key_length`` keys into pieces that fit ``dtype``."""
+    first = key_length - query_length
+    reach = max_exponent(dtype)
+    fits = max_rate * max(query_length - 1, 0) / 2 <= reach
+    width = max(query_length, 1) if fits else int(2 * reach / max_rate) + 1
+    result = []
+    for start in range(first, key_length, width):
+        stop = min(start + width, key_length)
+        middle = (start + stop - 1) / 2
+        if start > 0:
+            result.append(Piece((start, stop), (0, start), start, causal=False, upper=False))
+        result.append(Piece((start, stop), (start, stop), middle, causal=True, upper=False))
+        if is_causal:
+            continue
+        if stop - start > 1:
+            result.append(Piece((start, stop - 1), (start + 1, stop), middle, causal=True, upper=True))
+        if stop < key_length:
+            result.append(Piece((start, stop), (stop, key_length), stop - 1, causal=False, upper=True))
+    return result
+
+
+def fold(
+    query: Tensor, key: Tensor, rates: Tensor | None, piece: Piece, *, scale: float = 1.0, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The weighted queries and keys of a piece: scale·exp(∓a(i-c))·q_i and exp(±a(j-c))·k_j, in ``dtype``."""
+    if rates is None:
+        return (query if scale == 1.0 else query * scale).to(dtype), key.to(dtype)
+    query_weights, key_weights = _fold_weights(rates, piece, query.dtype)
+    return (query * (query_weights * scale)).to(dtype), (key * key_weights).to(dtype)
+
+
+def _fold_weights(rates: Tensor, piece: Piece, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    query_distance, key_distance = _distances(piece, rates.device)
+    return decay_weights(rates, -query_distance, dtype), decay_weights(rates, key_distance, dtype)
+
+
+def _distances(piece: Piece, device: torch.device) -> tuple[Tensor, Tensor]:
+    """i - c and j - c, negated for keys that come later than their queries."""
+    sign = -1.0 if piece.upper else 1.0
+    rows = torch.arange(*piece.rows, device=device, dtype=torch.float64)
+    keys = torch.arange(*piece.keys, device=device, dtype=torch.float64)
+    return sign * (rows - piece.center), sign * (keys - piece.center)
+
+
+def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Exclude keys where ``key_mask`` (B, 1 or H, 1, Lk) is False without a mask of size Lq×Lk: one more column, whose
+    product is a huge negative score for them and 0 for the others. The scale must be in the queries already.
+    """
+    huge = 3e4 if query.dtype == torch.float16 else 1e15
+    hidden = key_mask.mT.logical_not().to(key.dtype) * -huge
+    query = torch.cat([query, query.new_full((1,), huge).expand(*query.shape[:-1], 1)], dim=-1)
+    key = torch.cat([key, hidden.expand(*key.shape[:-1], 1)], dim=-1)
+    return query, key
+
+
+def union_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor | None,
+    plan: list[Piece],
+    *,
+    scale: float,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces of ``plan``, in ``dtype``.
+
+    query (B, H, Lq, d), key and value (B, H, Lk, ·) with equal heads; rates (H,) or None;
+    key_mask (B, 1 or H, 1, Lk) and mask (B, 1 or H, Lq, Lk) boolean or None.
+    """
+    return _Union.apply(query, key, value, rates, key_mask, mask, plan, scale, dtype)
+
+
+class _Union(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query, key, value, rates, key_mask, mask, plan, scale, dtype):
+        exact = torch.promote_types(dtype, torch.float32)
+        first = key.shape[-2] - query.shape[-2]  # the position of the first query
+        output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
+        lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
+        for piece in plan:
+            rows = slice(piece.rows[0] - first, piece.rows[1] - first)
+            q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
+            part, part_lse = attention_forward(q, k, v, m, piece.causal, 1.0)
+            if piece.reversed:
+                part, part_lse = part.flip(-2), part_lse.flip(-1)
+            old, joined = lse[..., rows], torch.logaddexp(lse[..., rows], part_lse)
+            floor = joined.clamp_min(torch.finfo(exact).min)  # a row that has no key yet stays 0
+            output[..., rows, :] *= torch.exp(old - floor).unsqueeze(-1)
+            output[..., rows, :] += torch.exp(part_lse - floor).unsqueeze(-1) * part
+            lse[..., rows] = joined
+        output = output.to(dtype)
+        ctx.save_for_backward(query, key, value, rates, key_mask, mask, output, lse)
+        ctx.plan, ctx.scale, ctx.dtype = plan, scale, dtype
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, rates, key_mask, mask, output, lse = ctx.saved_tensors
+        first = key.shape[-2] - query.shape[-2]
+        exact = lse.dtype
+        lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
+        grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=exact) for x in (query, key, value))
+        grad_rates = torch.zeros_like(rates, dtype=torch.float64) if ctx.needs_input_grad[3] else None
+        for piece in ctx.plan:
+            rows, keys = slice(piece.rows[0] - first, piece.rows[1] - first), slice(*piece.keys)
+            q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, ctx.scale, ctx.dtype)
+            part = grad[..., rows, :], output[..., rows, :], lse[..., rows]
+            if piece.reversed:
+                part = part[0].flip(-2), part[1].flip(-2), part[2].flip(-1)
+            dq, dk, dv = attention_backward(part[0], q, k, v, part[1], part[2], m, piece.causal, 1.0)
+            if piece.reversed:
+                dq, dk, dv = dq.flip(-2), dk.flip(-2), dv.flip(-2)
+            dq, dk = dq[..., : query.shape[-1]] * ctx.scale, dk[..., : key.shape[-1]]  # without the column of hide_keys
+            if rates is not None:
+                query_weights, key_weights = _fold_weights(rates, piece, exact)
+                dq, dk = dq * query_weights, dk * key_weights
+            grad_query[..., rows, :] += dq
+            grad_key[..., keys, :] += dk
+            grad_value[..., keys, :] += dv
+            if grad_rates is not None:  # d/da of exp(-a(i-c)) and exp(a(j-c))
+                query_distance, key_distance = _distances(piece, rates.device)
+                from_queries = (dq * query[..., rows, :]).sum((0, -1)) @ -query_distance.to(exact)
+                from_keys = (dk * key[..., keys, :]).sum((0, -1)) @ key_distance.to(exact)
+                grad_rates += from_queries + from_keys
+        if grad_rates is not None:
+            grad_rates = grad_rates.to(rates.dtype)
+        grads = (x.to(y.dtype) for x, y in ((grad_query, query), (grad_key, key), (grad_value, value)))
+        return *grads, grad_rates, None, None, None, None, None
+
+
+def _arguments(query, key, value, rates, key_mask, mask, piece: Piece, scale: float, dtype: torch.dtype):
+    """What the kernel gets for a piece: folded, hidden keys excluded, and reversed where keys come later."""
+    first = key.shape[-2] - query.shape[-2]
+    rows, keys = slice(piece.rows[0] - first, piece.rows[1] - first), slice(*piece.keys)
+    q, k = fold(query[..., rows, :], key[..., keys, :], rates, piece, scale=scale, dtype=dtype)
+    v = value[..., keys, :].to(dtype)
+    if key_mask is not None:
+        q, k = hide_keys(q, k, key_mask[..., keys])
+    if mask is not None:
+        mask = mask[..., rows, keys]
+    if piece.reversed:
+        q, k, v = q.flip(-2), k.flip(-2), v.flip(-2)
+        mask = None if mask is None else mask.flip(-2, -1)
+    return q, k, v, mask
