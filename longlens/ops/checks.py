@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longlens.ops.smoothing import SIDES, Smoothing, smoothing_kernel
+from longlens.ops.smoothing import Smoothing, check_side, smoothing_kernel
 
 BACKENDS = ("auto", "sdpa", "linear", "reference")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -39,17 +39,12 @@ def check_attention(
     check_decay(decay, query.shape[1])
     if smoothing is not None:
         smoothing_kernel(smoothing, side)
-    elif side not in SIDES:
-        raise ValueError(f"side must be one of {', '.join(SIDES)}, got {side!r}")
-    if chunk_size is not None:
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-            raise TypeError(f"chunk_size must be an integer or None, got {chunk_size!r}")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
+    check_side(side)
+    check_chunk_size(chunk_size)
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
         _check_device("attn_mask", attn_mask, query)
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must lie between 0 and 1, got {dropout_p!r}")
@@ -76,8 +71,17 @@ def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int) -> None:
         if len(rates) != num_heads:
             raise ValueError(f"decay must have one rate for each of the {num_heads} query heads, got {len(rates)}")
     for head, rate in enumerate(rates):
-        if not (math.isfinite(rate) and rate >= 0):
+        if not 0 <= rate < math.inf:
             raise ValueError(f"decay must have finite rates of at least 0, got {rate} for head {head}")
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    if chunk_size is None:
+        return
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+        raise TypeError(f"chunk_size must be an integer or None, got {chunk_size!r}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
 
 
 def check_backend(backend: str) -> None:

@@ -136,18 +136,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sett
     value = _smooth(value, mask, settings)
     plan = _plan(query.shape[-2], key.shape[-2], settings)
     is_decoding = query.shape[-2] == 1 and settings.backend == "auto"
-    if plan is None or is_decoding or (settings.dropout_p > 0 and len(plan) > 1) or query.numel() == 0:
+    if is_decoding or (settings.dropout_p > 0 and len(plan) != 1) or query.numel() == 0:
         return _attend_by_formula(query, key, value, mask, settings)
 
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
     if len(plan) == 1:
         return _attend_once(query, key, value, key_mask, dense_mask, plan[0], settings)
-    if dense_mask is not None:
-        dense_mask = dense_mask.expand(*dense_mask.shape[:2], query.shape[-2], key.shape[-2])
     return union_attention(
-        query, key, value, settings.rates, plan,
-        scale=settings.scale, key_mask=key_mask, mask=dense_mask, dtype=settings.dtype,
+        query, key, value, settings.rates, is_causal=settings.is_causal, scale=settings.scale,
+        key_mask=key_mask, mask=dense_mask, dtype=settings.dtype,
     )  # fmt: skip
 
 
@@ -163,12 +161,12 @@ def _smooth(value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
     return value
 
 
-def _plan(query_length: int, key_length: int, settings: _Settings) -> list[Piece] | None:
-    """The pieces to compute; None if only the formula will do."""
+def _plan(query_length: int, key_length: int, settings: _Settings) -> list[Piece]:
+    """The pieces to compute; none if they depend on rates that are not known yet."""
     if settings.rates is None and not settings.is_causal:
         return [Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)]
     if settings.max_rate is None:
-        return None
+        return []
     return pieces(query_length, key_length, settings.max_rate, settings.dtype, settings.is_causal)
 
 
@@ -230,7 +228,7 @@ def _attend_chunks(
         _split_mask(mask, query.shape[0], body, size),
         settings,
     )
-    outputs = outputs.unflatten(0, (query.shape[0], count)).transpose(1, 2).flatten(2, 3)
+    outputs = outputs.unflatten(0, (query.shape[0], count)).transpose(2, 3).flatten(1, 2).transpose(1, 2)
     if body < key.shape[-2]:
         tail = mask if mask is None or mask.shape[-2] == 1 else mask[..., body:, :]
         tail = tail if tail is None else tail[..., body:]

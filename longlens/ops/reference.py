@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.ops.checks import check_attention
-from longlens.ops.smoothing import Smoothing, smooth_values_reference
+from longlens.ops.smoothing import Smoothing, smoothing_kernel
 
 POOLINGS = ("after-softmax", "re-masked", "renormalized", "before-softmax")
 
@@ -83,12 +84,12 @@ def las_attention_reference(
         rates = torch.as_tensor(decay, device=query.device).to(torch.float64)
         scores = scores * torch.exp(-rates[:, None, None] * distance.abs()).to(scores.dtype)
     if smoothing is not None and pooling == "before-softmax":
-        scores = _pool(scores.masked_fill(~allowed, 0.0), smoothing, side, chunk_size)
+        scores = _pool(scores.masked_fill(~allowed, 0.0), smoothing, side, same_chunk)
     weights = torch.softmax(scores.masked_fill(~allowed, -math.inf), dim=-1)
     weights = weights.masked_fill(~allowed, 0.0)  # a row that may attend to nothing gives 0, not nan
     weights = torch.dropout(weights, dropout_p, train=True)
     if smoothing is not None and pooling != "before-softmax":
-        weights = _pool(weights, smoothing, side, chunk_size)
+        weights = _pool(weights, smoothing, side, same_chunk)
     if pooling in ("re-masked", "renormalized"):
         weights = weights.masked_fill(~allowed, 0.0)
     if pooling == "renormalized":
@@ -101,11 +102,13 @@ def las_attention_reference(
     return (output, weights) if return_weights else output
 
 
-def _pool(rows: Tensor, smoothing: Smoothing, side: str, chunk_size: int | None) -> Tensor:
-    """1-D pooling of each row, within each chunk: with pool(A)·V = A·(F V) for every V, pool(A) = A·F."""
-    length = rows.shape[-1]
-    matrix = smooth_values_reference(torch.eye(length, dtype=rows.dtype, device=rows.device), smoothing, side)
-    if chunk_size is not None:
-        chunk = torch.arange(length, device=rows.device) // chunk_size
-        matrix = matrix * (chunk[:, None] == chunk[None, :])
-    return rows @ matrix
+def _pool(rows: Tensor, smoothing: Smoothing, side: str, same_chunk: Tensor) -> Tensor:
+    """1-D pooling of each row, zeros outside: pooled[j] = Σ_m f_m · row[j + m - offset], within each chunk."""
+    kernel = smoothing_kernel(smoothing, side).to(rows)
+    length, reach = rows.shape[-1], kernel.numel() - 1
+    offset = reach // 2 if side == "centered" else 0
+    padded = F.pad(rows, (offset, reach - offset))
+    pooled = torch.zeros_like(rows)
+    for m, weight in enumerate(kernel):
+        pooled = pooled + weight * padded[..., m : m + length]
+    return pooled.masked_fill(~same_chunk, 0.0)

@@ -27,6 +27,7 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Te
     >>> smooth_values(torch.tensor([[3.0], [6.0], [9.0]]), 3).flatten()
     tensor([1., 3., 6.])
     """
+    check_side(side)
     kernel = smoothing_kernel(smoothing, side).to(value.device)
     return _Filter.apply(value, kernel, _shifts(kernel, side))
 
@@ -42,10 +43,13 @@ def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: str = "pa
     return matrix @ value
 
 
-def smoothing_kernel(smoothing: Smoothing, side: str) -> Tensor:
-    """The 1-D kernel (P,) of a window or kernel argument, checked."""
+def check_side(side: str) -> None:
     if side not in SIDES:
         raise ValueError(f"side must be one of {', '.join(SIDES)}, got {side!r}")
+
+
+def smoothing_kernel(smoothing: Smoothing, side: str) -> Tensor:
+    """The 1-D kernel (P,) of a window or kernel argument, checked."""
     if isinstance(smoothing, bool):
         raise TypeError("smoothing must be an odd window, a 1-D kernel or None, got a bool")
     if isinstance(smoothing, int):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longlens.ops.checks import check_decay
 from longlens.ops.decay import decay_weights, max_exponent
 from longlens.ops.kernels import attention_backward, attention_forward
 
@@ -33,20 +34,27 @@ class Piece(NamedTuple):
     causal: bool  # a triangle: j <= i, or for the upper one j > i
     upper: bool  # keys later than the queries
 
+    def slices(self, query: Tensor, key: Tensor) -> tuple[slice, slice]:
+        """The piece's rows and keys; the queries are the last positions of the keys."""
+        first = key.shape[-2] - query.shape[-2]
+        return slice(self.rows[0] - first, self.rows[1] - first), slice(*self.keys)
+
     @property
     def reversed(self) -> bool:
         """An upper triangle becomes a causal one when its rows and keys are read backwards."""
         return self.causal and self.upper
 
 
-def pieces(query_length: int, key_length: int, max_rate: float, dtype: torch.dtype, is_causal: bool) -> list[Piece]:
+def pieces(
+    query_length: int, key_length: int, rates: Tensor | float | None, dtype: torch.dtype, is_causal: bool
+) -> list[Piece]:
     """Cut attention of the last ``query_length`` positions over ``key_length`` keys into pieces that fit ``dtype``."""
-    first = key_length - query_length
+    max_rate = float(rates.max()) if isinstance(rates, Tensor) else rates or 0.0
     reach = max_exponent(dtype)
     fits = max_rate * max(query_length - 1, 0) / 2 <= reach
     width = max(query_length, 1) if fits else int(2 * reach / max_rate) + 1
     result = []
-    for start in range(first, key_length, width):
+    for start in range(key_length - query_length, key_length, width):
         stop = min(start + width, key_length)
         middle = (start + stop - 1) / 2
         if start > 0:
@@ -100,83 +108,126 @@ def union_attention(
     key: Tensor,
     value: Tensor,
     rates: Tensor | None,
-    plan: list[Piece],
     *,
+    is_causal: bool,
     scale: float,
     key_mask: Tensor | None,
     mask: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces of ``plan``, in ``dtype``.
+    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces, in ``dtype``.
 
     query (B, H, Lq, d), key and value (B, H, Lk, ·) with equal heads; rates (H,) or None;
     key_mask (B, 1 or H, 1, Lk) and mask (B, 1 or H, Lq, Lk) boolean or None.
+
+    It is an operator of its own, so that torch.compile need not know the rates (they decide the pieces) to trace it.
     """
-    return _Union.apply(query, key, value, rates, key_mask, mask, plan, scale, dtype)
+    return _union_forward(query, key, value, rates, key_mask, mask, is_causal, scale, dtype)[0]
 
 
-class _Union(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query, key, value, rates, key_mask, mask, plan, scale, dtype):
-        exact = torch.promote_types(dtype, torch.float32)
-        first = key.shape[-2] - query.shape[-2]  # the position of the first query
-        output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
-        lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
-        for piece in plan:
-            rows = slice(piece.rows[0] - first, piece.rows[1] - first)
-            q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
-            part, part_lse = attention_forward(q, k, v, m, piece.causal, 1.0)
-            if piece.reversed:
-                part, part_lse = part.flip(-2), part_lse.flip(-1)
-            old, joined = lse[..., rows], torch.logaddexp(lse[..., rows], part_lse)
-            floor = joined.clamp_min(torch.finfo(exact).min)  # a row that has no key yet stays 0
-            output[..., rows, :] *= torch.exp(old - floor).unsqueeze(-1)
-            output[..., rows, :] += torch.exp(part_lse - floor).unsqueeze(-1) * part
-            lse[..., rows] = joined
-        output = output.to(dtype)
-        ctx.save_for_backward(query, key, value, rates, key_mask, mask, output, lse)
-        ctx.plan, ctx.scale, ctx.dtype = plan, scale, dtype
-        return output
+@torch.library.custom_op("longlens::union_attention", mutates_args=())
+def _union_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor | None,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    check_decay(rates, query.shape[1])  # again, because a traced tensor shows its values only here
+    exact = torch.promote_types(dtype, torch.float32)
+    output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
+    lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
+    for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
+        rows, _ = piece.slices(query, key)
+        q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
+        part, part_lse = attention_forward(q, k, v, m, piece.causal, 1.0)
+        if piece.reversed:
+            part, part_lse = part.flip(-2), part_lse.flip(-1)
+        old, joined = lse[..., rows], torch.logaddexp(lse[..., rows], part_lse)
+        floor = joined.clamp_min(torch.finfo(exact).min)  # a row that has no key yet stays 0
+        output[..., rows, :] *= torch.exp(old - floor).unsqueeze(-1)
+        output[..., rows, :] += torch.exp(part_lse - floor).unsqueeze(-1) * part
+        lse[..., rows] = joined
+    return output.to(dtype), lse
 
-    @staticmethod
-    def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, rates, key_mask, mask, output, lse = ctx.saved_tensors
-        first = key.shape[-2] - query.shape[-2]
-        exact = lse.dtype
-        lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
-        grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=exact) for x in (query, key, value))
-        grad_rates = torch.zeros_like(rates, dtype=torch.float64) if ctx.needs_input_grad[3] else None
-        for piece in ctx.plan:
-            rows, keys = slice(piece.rows[0] - first, piece.rows[1] - first), slice(*piece.keys)
-            q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, ctx.scale, ctx.dtype)
-            part = grad[..., rows, :], output[..., rows, :], lse[..., rows]
-            if piece.reversed:
-                part = part[0].flip(-2), part[1].flip(-2), part[2].flip(-1)
-            dq, dk, dv = attention_backward(part[0], q, k, v, part[1], part[2], m, piece.causal, 1.0)
-            if piece.reversed:
-                dq, dk, dv = dq.flip(-2), dk.flip(-2), dv.flip(-2)
-            dq, dk = dq[..., : query.shape[-1]] * ctx.scale, dk[..., : key.shape[-1]]  # without the column of hide_keys
-            if rates is not None:
-                query_weights, key_weights = _fold_weights(rates, piece, exact)
-                dq, dk = dq * query_weights, dk * key_weights
-            grad_query[..., rows, :] += dq
-            grad_key[..., keys, :] += dk
-            grad_value[..., keys, :] += dv
-            if grad_rates is not None:  # d/da of exp(-a(i-c)) and exp(a(j-c))
-                query_distance, key_distance = _distances(piece, rates.device)
-                from_queries = (dq * query[..., rows, :]).sum((0, -1)) @ -query_distance.to(exact)
-                from_keys = (dk * key[..., keys, :]).sum((0, -1)) @ key_distance.to(exact)
-                grad_rates += from_queries + from_keys
-        if grad_rates is not None:
-            grad_rates = grad_rates.to(rates.dtype)
-        grads = (x.to(y.dtype) for x, y in ((grad_query, query), (grad_key, key), (grad_value, value)))
-        return *grads, grad_rates, None, None, None, None, None
+
+@torch.library.custom_op("longlens::union_attention_backward", mutates_args=())
+def _union_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor | None,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    exact = lse.dtype
+    lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
+    grad_query, grad_key, grad_value = (torch.zeros(x.shape, dtype=exact, device=x.device) for x in (query, key, value))
+    grad_rates = torch.zeros(query.shape[1], dtype=torch.float64, device=query.device)
+    for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
+        rows, keys = piece.slices(query, key)
+        q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
+        part = grad[..., rows, :], output[..., rows, :], lse[..., rows]
+        if piece.reversed:
+            part = part[0].flip(-2), part[1].flip(-2), part[2].flip(-1)
+        dq, dk, dv = attention_backward(part[0], q, k, v, part[1], part[2], m, piece.causal, 1.0)
+        if piece.reversed:
+            dq, dk, dv = dq.flip(-2), dk.flip(-2), dv.flip(-2)
+        dq, dk = dq[..., : query.shape[-1]] * scale, dk[..., : key.shape[-1]]  # without the column of hide_keys
+        if rates is not None:
+            query_weights, key_weights = _fold_weights(rates, piece, exact)
+            dq, dk = dq * query_weights, dk * key_weights
+            query_distance, key_distance = _distances(piece, rates.device)  # d/da of exp(-a(i-c)) and exp(a(j-c))
+            grad_rates -= (dq * query[..., rows, :]).sum((0, -1)).double() @ query_distance
+            grad_rates += (dk * key[..., keys, :]).sum((0, -1)).double() @ key_distance
+        grad_query[..., rows, :] += dq
+        grad_key[..., keys, :] += dk
+        grad_value[..., keys, :] += dv
+    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), grad_rates
+
+
+@_union_forward.register_fake
+def _(query, key, value, rates, key_mask, mask, is_causal, scale, dtype):
+    exact = torch.promote_types(dtype, torch.float32)
+    output = query.new_empty(*query.shape[:-1], value.shape[-1], dtype=dtype)
+    return output, query.new_empty(query.shape[:-1], dtype=exact)
+
+
+@_union_backward.register_fake
+def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype):
+    grads = (x.new_empty(x.shape) for x in (query, key, value))
+    return *grads, query.new_empty(query.shape[1], dtype=torch.float64)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.is_causal, ctx.scale, ctx.dtype = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None):
+    query, key, value, rates, *_ = ctx.saved_tensors
+    *grads, grad_rates = _union_backward(grad, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.dtype)
+    grad_rates = grad_rates.to(rates.dtype) if rates is not None else None
+    return *grads, grad_rates, None, None, None, None, None
+
+
+_union_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _arguments(query, key, value, rates, key_mask, mask, piece: Piece, scale: float, dtype: torch.dtype):
     """What the kernel gets for a piece: folded, hidden keys excluded, and reversed where keys come later."""
-    first = key.shape[-2] - query.shape[-2]
-    rows, keys = slice(piece.rows[0] - first, piece.rows[1] - first), slice(*piece.keys)
+    rows, keys = piece.slices(query, key)
     q, k = fold(query[..., rows, :], key[..., keys, :], rates, piece, scale=scale, dtype=dtype)
     v = value[..., keys, :].to(dtype)
     if key_mask is not None:

@@ -1,0 +1,3 @@
+from longlens.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Benchmarks: candidates side by side in one process, as ratios."""

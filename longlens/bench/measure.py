@@ -1,0 +1,100 @@
+"""Time and memory of functions, fair on a noisy machine."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+Job = Callable[[], object]
+
+
+@dataclass
+class Timing:
+    """Seconds of one candidate, one entry a round."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+def time_interleaved(jobs: Mapping[str, Job], device: torch.device, rounds: int, min_seconds: float = 0.02):
+    """Run all jobs once in turn, and that ``rounds`` times, so that a slow moment of the machine meets all of them.
+
+    A short job is repeated within its turn until it has taken ``min_seconds``. The first round, which warms up, does
+    not count. Yields after each turn, for a progress bar; the last value is the dictionary of timings.
+    """
+    timings = {name: Timing() for name in jobs}
+    repeats: dict[str, int] = {}
+    for current in range(rounds + 1):
+        for name, job in jobs.items():
+            if name not in repeats:
+                job()  # allocators, caches, compilation
+                once = _time(job, 1, device)
+                repeats[name] = max(1, min(1000, int(min_seconds / max(once, 1e-9))))
+            elapsed = _time(job, repeats[name], device)
+            if current > 0:
+                timings[name].seconds.append(elapsed)
+            yield timings
+
+
+def _time(job: Job, repeats: int, device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        job()
+    _synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(job: Job, device: torch.device) -> int:
+    """The most bytes of tensors that ``job`` holds at once, beyond what was there before it."""
+    job()  # what is allocated once and kept is not the job's
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        job()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        job()
+    assert profiler.profiler is not None
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    """What a figure was measured on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+        return names[0] if names else platform.processor()
+    except OSError:
+        return platform.processor()

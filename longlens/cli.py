@@ -1,0 +1,130 @@
+"""The ``longlens`` command. Nothing here imports torch before a command runs, so that help is instant."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+
+Device = Literal["cpu", "cuda"]
+
+
+def bench_attention(
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    head_dims: tuple[int, ...] = (32, 64),
+    groups: tuple[Literal["attention", "chunk", "layer"], ...] = ("attention", "chunk", "layer"),
+    heads: int = 8,
+    batch: int = 1,
+    window: int = 5,
+    max_rate: float = 1e-3,
+    chunk_size: int = 128,
+    rounds: int = 5,
+    flex: bool = True,
+    device: Device = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    out: Path | None = None,
+) -> None:
+    """Time and peak memory of LaS attention beside torch's plain attention, the formula and FlexAttention.
+
+    Args:
+        lengths: sequence lengths.
+        head_dims: widths of a head.
+        groups: what to compare: the operator, the operator in chunks, the whole layer.
+        heads: number of heads.
+        batch: batch size.
+        window: the smoothing window, odd.
+        max_rate: the largest decay rate.
+        chunk_size: length of a chunk.
+        rounds: interleaved rounds; the best of each candidate counts.
+        flex: include FlexAttention, which compiles for each length.
+        device: where to run.
+        dtype: of the inputs.
+        out: also write the figures and the environment to this JSON file.
+    """
+    import longlens.bench.attention as bench
+
+    bench.bench_attention(
+        lengths=lengths, head_dims=head_dims, groups=groups, heads=heads, batch=batch, window=window,
+        max_rate=max_rate, chunk_size=chunk_size, rounds=rounds, flex=flex, device=device, dtype=dtype, out=out,
+        console=_console(),
+    )  # fmt: skip
+
+
+def figures_eld(
+    out: Path = Path("figures/eld.png"),
+    heads: int = 8,
+    max_rate: float = 1e-3,
+    length: int = 4096,
+) -> None:
+    """Draw the exponentially locally decaying (ELD) operator of the paper's Section 4.1.
+
+    Args:
+        out: the picture to write (.png, .pdf or .svg).
+        heads: number of heads.
+        max_rate: the largest decay rate B.
+        length: sequence length.
+    """
+    from longlens.reports.eld import draw_eld
+
+    draw_eld(out, heads=heads, max_rate=max_rate, length=length)
+    _console().print(f"written to {out}")
+
+
+def demo(out: Path = Path("results")) -> None:
+    """LaS attention in two minutes: it equals its formula, what it costs, and what it looks like.
+
+    Args:
+        out: folder for the figures and the picture.
+    """
+    from longlens.demo import run_demo
+
+    run_demo(out, _console())
+
+
+COMMANDS: dict[str, Any] = {
+    "demo": demo,
+    "bench": {"attention": bench_attention},
+    "figures": {"eld": figures_eld},
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; a bad argument is one clear line on stderr and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    name, commands = "longlens", COMMANDS
+    while arguments and isinstance(commands.get(arguments[0]), dict):
+        commands = commands[arguments[0]]
+        name += " " + arguments.pop(0)
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {key: _group(key, entry) if isinstance(entry, dict) else entry for key, entry in commands.items()},
+            prog=name,
+            description="Long-range sequence layers for PyTorch, around Local and Smooth (LaS) attention.",
+            args=arguments,
+        )
+    except (ValueError, TypeError, OSError) as error:
+        Console(stderr=True).print(f"[red]longlens:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _group(name: str, commands: dict[str, Any]) -> Callable[[], None]:
+    """A line of the help: the commands of a group. ``main`` has gone into the group before it could be called."""
+
+    def group() -> None: ...
+
+    group.__doc__ = f"{', '.join(commands)} ('longlens {name} --help' shows more)."
+    return group
+
+
+def _console() -> Console:
+    """Wide enough for its tables also where the output is not a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)
+
+
+if __name__ == "__main__":
+    main()

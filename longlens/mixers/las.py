@@ -1,0 +1,190 @@
+"""The Local and Smooth (LaS) attention layer (Zimerman & Wolf, ICML 2024)."""
+
+import torch
+from torch import Tensor, nn
+
+from longlens.ops.checks import check_chunk_size
+from longlens.ops.decay import decay_rates
+from longlens.ops.las import las_attention
+from longlens.ops.reference import las_attention_reference
+from longlens.ops.smoothing import check_side, smooth_values
+
+
+class LaSCache:
+    """What a layer remembers between the steps of decoding: keys and smoothed values of all tokens so far (of the
+    current chunk, for LaS-chunk), and the last few values as they were, which the next tokens' smoothing needs.
+
+    Start with an empty one for each layer and sequence: ``layer(x, cache=cache)``.
+    """
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None  # (B, H, n, d)
+        self.value: Tensor | None = None  # (B, H, n, d), smoothed
+        self.recent: Tensor | None = None  # (B, H, <= P - 1, d), not smoothed
+
+    def __len__(self) -> int:
+        return 0 if self.key is None else self.key.shape[-2]
+
+    def append(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens; return those of all tokens."""
+        if self.key is not None and self.key.shape[0] != key.shape[0]:
+            raise ValueError(f"x has a batch of {key.shape[0]}, the cache one of {self.key.shape[0]}: start a new cache")
+        if window is not None:
+            values = _extend(self.recent, value)
+            self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :]
+            value = smooth_values(values, window)[..., -value.shape[-2] :, :]
+        self.key, self.value = _extend(self.key, key), _extend(self.value, value)
+        return self.key, self.value
+
+    def clear(self) -> None:
+        self.key = self.value = self.recent = None
+
+
+def _extend(past: Tensor | None, new: Tensor) -> Tensor:
+    return new if past is None else torch.cat([past, new], dim=-2)
+
+
+class LaSAttention(nn.Module):
+    """Multi-head self-attention whose scores decay with distance and whose weights are smoothed; (B, L, D) -> (B, L, D).
+
+    It has the parameters of plain attention and no others: the decay rates follow from ``num_heads`` and ``max_rate``.
+    With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
+
+    Args:
+        embed_dim: D, a multiple of ``num_heads``.
+        num_heads: H. The first head never decays.
+        max_rate: the rate B of the last head: a score at distance n is multiplied by exp(-B·n). 0 turns decay off.
+        window: odd window P of the moving average over the weights. None turns smoothing off.
+        side: ``"past"``, or ``"centered"``, which looks (P - 1) / 2 steps ahead: for classification only.
+        chunk_size: attend within independent blocks of this length (LaS-chunk: 128).
+        bidirectional: attend to both sides.
+        bias: of the two projections.
+        schedule: the spacing of the rates, see ``decay_rates``.
+        dropout: of the attention weights, in training.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        max_rate: float = 1e-3,
+        window: int | None = 5,
+        side: str = "past",
+        chunk_size: int | None = None,
+        bidirectional: bool = False,
+        bias: bool = True,
+        schedule: str = "exp-uniform",
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        rates = decay_rates(num_heads, max_rate, schedule, device="cpu")
+        if embed_dim < 1 or embed_dim % num_heads != 0:
+            raise ValueError(f"embed_dim must be a multiple of num_heads = {num_heads}, got {embed_dim}")
+        if window is not None and (not isinstance(window, int) or window < 1 or window % 2 == 0):
+            raise ValueError(f"window must be an odd number of at least 1, or None, got {window!r}")
+        check_side(side)
+        check_chunk_size(chunk_size)
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout must lie between 0 and 1, got {dropout!r}")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.max_rate = max_rate
+        self.window = window
+        self.side = side
+        self.chunk_size = chunk_size
+        self.bidirectional = bidirectional
+        self.schedule = schedule
+        self.dropout = dropout
+        # Plain numbers, not a buffer: nothing to broadcast, to cast to bfloat16, or to lose on the meta device.
+        self.rates: tuple[float, ...] = tuple(rates.tolist())
+        self.in_proj = nn.Linear(embed_dim, 3 * embed_dim, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As ``nn.MultiheadAttention``: Xavier-uniform projections of the input, biases 0."""
+        nn.init.xavier_uniform_(self.in_proj.weight)
+        self.out_proj.reset_parameters()
+        for projection in (self.in_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
+        """Attend over ``x`` (B, L, D).
+
+        mask: (B, L) boolean, True for tokens, False for padding, which no token then attends to.
+        cache: what came before ``x``; the tokens of ``x`` are added to it. Feeding a sequence in any number of parts
+            gives the same as feeding it whole.
+        """
+        self._check_input(x, mask, cache)
+        if cache is not None:
+            return self._continue(x, cache)
+        query, key, value = self._project(x)
+        attended = las_attention(
+            query, key, value, smoothing=self.window, side=self.side, chunk_size=self.chunk_size,
+            attn_mask=None if mask is None else mask[:, None, None, :], **self._options(),
+        )  # fmt: skip
+        return self._merge(attended)
+
+    def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The weights (B, H, L, L) that multiply the values, by the formula of the paper: for pictures, not for speed."""
+        self._check_input(x, mask, None)
+        query, key, value = self._project(x)
+        _, weights = las_attention_reference(
+            query, key, value, smoothing=self.window, side=self.side, chunk_size=self.chunk_size,
+            attn_mask=None if mask is None else mask[:, None, None, :], return_weights=True,
+            **self._options() | {"dropout_p": 0.0},
+        )  # fmt: skip
+        return weights
+
+    def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
+        """Attend from new tokens to the cached ones and to each other; a new chunk forgets what came before."""
+        outputs = []
+        while x.shape[1] > 0 or not outputs:
+            room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
+            query, key, value = self._project(x[:, :room])
+            key, value = cache.append(key, value, self.window)
+            outputs.append(self._merge(las_attention(query, key, value, **self._options())))
+            if self.chunk_size is not None and len(cache) == self.chunk_size:
+                cache.clear()
+            x = x[:, room:]
+        return torch.cat(outputs, dim=1)
+
+    def _options(self) -> dict:
+        return {
+            "decay": self.rates,
+            "is_causal": not self.bidirectional,
+            "dropout_p": self.dropout if self.training else 0.0,
+        }
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, L, D) -> three of (B, H, L, d)"""
+        query, key, value = self.in_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+    def _merge(self, attended: Tensor) -> Tensor:
+        """(B, H, L, d) -> (B, L, D)"""
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _check_input(self, x: Tensor, mask: Tensor | None, cache: LaSCache | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
+            raise ValueError(f"x must have the shape (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+            raise ValueError(
+                f"mask must be boolean with the shape (batch, length) = {tuple(x.shape[:2])}, True for tokens, "
+                f"got {mask.dtype} {tuple(mask.shape)}"
+            )
+        if cache is not None:
+            if self.bidirectional or (self.side == "centered" and self.window not in (None, 1)):
+                raise ValueError("cache needs a causal layer: bidirectional=False and side='past'")
+            if mask is not None:
+                raise ValueError("cache does not take a mask: decode sequences of equal length together")
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.embed_dim}, num_heads={self.num_heads}, max_rate={self.max_rate}, window={self.window}, "
+            f"side={self.side!r}, chunk_size={self.chunk_size}, bidirectional={self.bidirectional}"
+        )
