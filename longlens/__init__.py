@@ -27,7 +27,15 @@ _HOME = {
     "smooth_values": "longlens.ops.smoothing",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [  # noqa: RUF022
+    "LaSAttention",
+    "LaSCache",
+    "decay_rates",
+    "las_attention",
+    "las_attention_reference",
+    "smooth_values",
+    "__version__",
+]
 
 
 def __getattr__(name: str):

@@ -1,5 +1,6 @@
 """The ``longlens`` command. Nothing here imports torch before a command runs, so that help is instant."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def bench_attention(
 
 
 def figures_eld(
-    out: Path = Path("figures/eld.png"),
+    out: Path = Path("results/eld.png"),
     heads: int = 8,
     max_rate: float = 1e-3,
     length: int = 4096,
@@ -92,6 +93,7 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a bad argument is one clear line on stderr and exit code 2."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself on stderr otherwise
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name, commands = "longlens", COMMANDS
     while arguments and isinstance(commands.get(arguments[0]), dict):

@@ -52,8 +52,20 @@ def bench_attention(
     unknown = [group for group in groups if group not in GROUPS]
     if unknown:
         raise ValueError(f"groups must be of {', '.join(GROUPS)}, got {', '.join(unknown)}")
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    for name, numbers in (
+        ("lengths", lengths),
+        ("head_dims", head_dims),
+        ("batch", (batch,)),
+        ("chunk_size", (chunk_size,)),
+    ):
+        if min(numbers, default=0) < 1:
+            raise ValueError(f"{name} must be at least 1, got {min(numbers, default='none')}")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu: this torch finds no CUDA device")
     place = torch.device(device)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     rows: list[dict] = []
@@ -173,13 +185,10 @@ def _measure(candidates: list[Candidate], rounds: int, device: torch.device, pro
     running = [c for c in candidates if c.skipped is None]
     forward = {c.name: (lambda c=c: c.run(False)) for c in running}
     both = {c.name: (lambda c=c: c.run(True)) for c in running if c.has_backward}
-    task = progress.add_task("  rounds", total=(rounds + 1) * (len(forward) + len(both)) + len(running))
+    task = progress.add_task("  rounds", total=rounds * (len(forward) + len(both)) + len(running))
     results = []
     for jobs in (forward, both):
-        timings = {}
-        for timings in time_interleaved(jobs, device, rounds):
-            progress.advance(task)
-        results.append(timings)
+        results.append(time_interleaved(jobs, device, rounds, on_turn=lambda: progress.advance(task)))
     cells = []
     for candidate in candidates:
         name = candidate.name

@@ -22,24 +22,34 @@ class Timing:
         return min(self.seconds)
 
 
-def time_interleaved(jobs: Mapping[str, Job], device: torch.device, rounds: int, min_seconds: float = 0.02):
+def time_interleaved(
+    jobs: Mapping[str, Job],
+    device: torch.device,
+    rounds: int,
+    *,
+    on_turn: Callable[[], object] = lambda: None,
+    short: float = 0.02,
+    long: float = 1.0,
+) -> dict[str, Timing]:
     """Run all jobs once in turn, and that ``rounds`` times, so that a slow moment of the machine meets all of them.
 
-    A short job is repeated within its turn until it has taken ``min_seconds``. The first round, which warms up, does
-    not count. Yields after each turn, for a progress bar; the last value is the dictionary of timings.
+    A job of less than ``short`` seconds is repeated within its turn to last so long. One of more than ``long`` seconds and
+    five times the fastest takes part in the first round only: its figure need not be precise. ``on_turn`` is called after each turn, for a progress bar.
     """
     timings = {name: Timing() for name in jobs}
     repeats: dict[str, int] = {}
-    for current in range(rounds + 1):
+    for job in jobs.values():
+        job()  # allocators, caches, compilation
+    for current in range(rounds):
         for name, job in jobs.items():
-            if name not in repeats:
-                job()  # allocators, caches, compilation
+            if current == 0:
                 once = _time(job, 1, device)
-                repeats[name] = max(1, min(1000, int(min_seconds / max(once, 1e-9))))
-            elapsed = _time(job, repeats[name], device)
-            if current > 0:
-                timings[name].seconds.append(elapsed)
-            yield timings
+                repeats[name] = max(1, min(1000, int(short / max(once, 1e-9))))
+                timings[name].seconds.append(once)
+            elif timings[name].best < max(long, 5 * min(timing.best for timing in timings.values())):
+                timings[name].seconds.append(_time(job, repeats[name], device))
+            on_turn()
+    return timings
 
 
 def _time(job: Job, repeats: int, device: torch.device) -> float:
@@ -68,8 +78,8 @@ def peak_memory(job: Job, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         job()
-    assert profiler.profiler is not None
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    results = getattr(profiler.profiler, "kineto_results")  # noqa: B009 (not in torch's type hints)
+    events = [e for e in results.events() if e.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()

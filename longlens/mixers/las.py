@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from longlens.ops.checks import check_chunk_size
+from longlens.ops.checks import AttentionOptions, check_chunk_size
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
@@ -28,7 +28,9 @@ class LaSCache:
     def append(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; return those of all tokens."""
         if self.key is not None and self.key.shape[0] != key.shape[0]:
-            raise ValueError(f"x has a batch of {key.shape[0]}, the cache one of {self.key.shape[0]}: start a new cache")
+            raise ValueError(
+                f"x has a batch of {key.shape[0]}, the cache one of {self.key.shape[0]}: start a new cache"
+            )
         if window is not None:
             values = _extend(self.recent, value)
             self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :]
@@ -45,8 +47,9 @@ def _extend(past: Tensor | None, new: Tensor) -> Tensor:
 
 
 class LaSAttention(nn.Module):
-    """Multi-head self-attention whose scores decay with distance and whose weights are smoothed; (B, L, D) -> (B, L, D).
+    """Multi-head self-attention whose scores decay with distance and whose weights are smoothed.
 
+    (B, L, D) -> (B, L, D).
     It has the parameters of plain attention and no others: the decay rates follow from ``num_heads`` and ``max_rate``.
     With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
 
@@ -122,22 +125,14 @@ class LaSAttention(nn.Module):
         self._check_input(x, mask, cache)
         if cache is not None:
             return self._continue(x, cache)
-        query, key, value = self._project(x)
-        attended = las_attention(
-            query, key, value, smoothing=self.window, side=self.side, chunk_size=self.chunk_size,
-            attn_mask=None if mask is None else mask[:, None, None, :], **self._options(),
-        )  # fmt: skip
-        return self._merge(attended)
+        return self._merge(las_attention(*self._project(x), **self._options(mask)))
 
     def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The weights (B, H, L, L) that multiply the values, by the formula of the paper: for pictures, not for speed."""
+        """The weights (B, H, L, L) that multiply the values, by the paper's formula: for pictures, not for speed."""
         self._check_input(x, mask, None)
-        query, key, value = self._project(x)
-        _, weights = las_attention_reference(
-            query, key, value, smoothing=self.window, side=self.side, chunk_size=self.chunk_size,
-            attn_mask=None if mask is None else mask[:, None, None, :], return_weights=True,
-            **self._options() | {"dropout_p": 0.0},
-        )  # fmt: skip
+        options = self._options(mask)
+        options["dropout_p"] = 0.0
+        _, weights = las_attention_reference(*self._project(x), return_weights=True, **options)
         return weights
 
     def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
@@ -147,18 +142,25 @@ class LaSAttention(nn.Module):
             room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
             query, key, value = self._project(x[:, :room])
             key, value = cache.append(key, value, self.window)
-            outputs.append(self._merge(las_attention(query, key, value, **self._options())))
+            outputs.append(self._merge(las_attention(query, key, value, decay=self.rates, dropout_p=self._dropout_p())))
             if self.chunk_size is not None and len(cache) == self.chunk_size:
                 cache.clear()
             x = x[:, room:]
         return torch.cat(outputs, dim=1)
 
-    def _options(self) -> dict:
+    def _options(self, mask: Tensor | None) -> AttentionOptions:
         return {
             "decay": self.rates,
+            "smoothing": self.window,
+            "side": self.side,
+            "chunk_size": self.chunk_size,
             "is_causal": not self.bidirectional,
-            "dropout_p": self.dropout if self.training else 0.0,
+            "attn_mask": None if mask is None else mask[:, None, None, :],
+            "dropout_p": self._dropout_p(),
         }
+
+    def _dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) -> three of (B, H, L, d)"""

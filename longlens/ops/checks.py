@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -12,20 +13,34 @@ BACKENDS = ("auto", "sdpa", "linear", "reference")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments that ``las_attention`` and its reference share."""
+
+    decay: Tensor | Sequence[float] | None
+    smoothing: Smoothing | None
+    side: str
+    chunk_size: int | None
+    is_causal: bool
+    attn_mask: Tensor | None
+    scale: float | None
+    dropout_p: float
+    enable_gqa: bool
+
+
 def check_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
-    decay: Tensor | Sequence[float] | None,
-    smoothing: Smoothing | None,
-    side: str,
-    chunk_size: int | None,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    dropout_p: float,
-    enable_gqa: bool,
+    decay: Tensor | Sequence[float] | None = None,
+    smoothing: Smoothing | None = None,
+    side: str = "past",
+    chunk_size: int | None = None,
+    is_causal: bool = True,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
 ) -> None:
     """Raise a ValueError or TypeError for arguments that ``las_attention`` does not take."""
     _check_tensors(query, key, value)
@@ -140,6 +155,6 @@ def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
         fits = False
     if not fits:
         raise ValueError(
-            f"attn_mask must broadcast to (batch, heads, queries, keys) = {tuple(shape)}, got {tuple(attn_mask.shape)}; "
-            "a key padding mask (batch, keys) is passed as mask[:, None, None, :]"
+            f"attn_mask must broadcast to (batch, heads, queries, keys) = {tuple(shape)}, "
+            f"got {tuple(attn_mask.shape)}; a key padding mask (batch, keys) is passed as mask[:, None, None, :]"
         )

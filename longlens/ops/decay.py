@@ -36,11 +36,11 @@ def decay_rates(
     if schedule == "literal" and not 0 < max_rate < 1:
         raise ValueError(f"max_rate must lie between 0 and 1 for the literal schedule, got {max_rate!r}")
 
-    heads = range(1, num_heads)
-    if schedule == "exp-uniform":  # expm1 and log1p keep small rates exact
-        rates = [-math.log1p(math.expm1(-max_rate) * head / (num_heads - 1)) for head in heads]
-    else:
-        rates = [-math.log(max_rate * head / (num_heads - 1)) for head in heads]
+    parts = [head / (num_heads - 1) for head in range(1, num_heads)]
+    if schedule == "literal":
+        rates = [-math.log(max_rate * part) for part in parts]
+    else:  # expm1 and log1p keep small rates exact; the last one is B itself, however large
+        rates = [-math.log1p(math.expm1(-max_rate) * part) if part < 1 else max_rate for part in parts]
     return torch.tensor([0.0, *rates], dtype=dtype or torch.get_default_dtype(), device=device)
 
 

@@ -2,13 +2,13 @@
 
     LaS_c(Q, K, V) = AP(softmax(mask(exp(-α_c · D) ⊙ (Q Kᵀ / √d)))) V                                          (Eq. 4)
 
-Two identities remove the L×L matrices. Average pooling moves to the values, AP(A)·V = A·(F V) (``smoothing.py``), and the
-causal decay folds into queries and keys: for i >= j and any center c
+Two identities remove the L×L matrices. Average pooling moves to the values, AP(A)·V = A·(F V) (``smoothing.py``), and
+the causal decay folds into queries and keys: for i >= j and any center c
 
     exp(-a(i-j)) · q_i·k_j  =  (exp(-a(i-c))·q_i) · (exp(a(j-c))·k_j),
 
-so causal LaS is ``scaled_dot_product_attention(q', k', F v, is_causal=True)``. Where one folding does not reach (rates too
-large for the dtype, bidirectional attention, a cache), ``union.py`` joins several. The formula itself, in full, is
+so causal LaS is ``scaled_dot_product_attention(q', k', F v, is_causal=True)``. Where one folding does not reach (rates
+too large for the dtype, bidirectional attention, a cache), ``union.py`` joins several. The formula itself, in full, is
 ``reference.py``.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import check_attention, check_backend
+from longlens.ops.checks import AttentionOptions, check_attention, check_backend
 from longlens.ops.kernels import pad_heads
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import Smoothing, smooth_values
@@ -71,7 +71,7 @@ def las_attention(
         (B, H, Lq, dv).
     """
     check_backend(backend)
-    options = dict(
+    options = AttentionOptions(
         decay=decay, smoothing=smoothing, side=side, chunk_size=chunk_size, is_causal=is_causal, attn_mask=attn_mask,
         scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
     )  # fmt: skip
@@ -181,12 +181,13 @@ def _attend_once(
 ) -> Tensor:
     """One folding and one call of torch's attention: the usual case."""
     width, scale, is_causal = value.shape[-1], settings.scale, piece.causal
-    if key_mask is not None:
+    if key_mask is not None or scale <= 0:  # torch's kernel multiplies its mask of -inf by the scale, too
         query, key = fold(query, key, settings.rates, piece, scale=scale, dtype=settings.dtype)
-        query, key = hide_keys(query, key, key_mask)
         scale = 1.0
     else:
         query, key = fold(query, key, settings.rates, piece, dtype=settings.dtype)
+    if key_mask is not None:
+        query, key = hide_keys(query, key, key_mask)
     if dense_mask is not None and is_causal:
         triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         dense_mask, is_causal = dense_mask & triangle, False
@@ -197,9 +198,7 @@ def _attend_once(
     return output[..., :width]
 
 
-def _attend_by_formula(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings
-) -> Tensor:
+def _attend_by_formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
     query, key, value = (x.to(settings.dtype) for x in (query, key, value))
     return las_attention_reference(
         query, key, value, decay=settings.rates, is_causal=settings.is_causal, attn_mask=mask, scale=settings.scale,
@@ -224,7 +223,9 @@ def _attend_chunks(
     count = key.shape[-2] // size
     body = count * size
     outputs = _attend(
-        *(_split(x[..., :body, :], size) for x in (query, key, value)),
+        _split(query[..., :body, :], size),
+        _split(key[..., :body, :], size),
+        _split(value[..., :body, :], size),
         _split_mask(mask, query.shape[0], body, size),
         settings,
     )
@@ -232,7 +233,7 @@ def _attend_chunks(
     if body < key.shape[-2]:
         tail = mask if mask is None or mask.shape[-2] == 1 else mask[..., body:, :]
         tail = tail if tail is None else tail[..., body:]
-        last = _attend(*(x[..., body:, :] for x in (query, key, value)), tail, settings)
+        last = _attend(query[..., body:, :], key[..., body:, :], value[..., body:, :], tail, settings)
         outputs = torch.cat([outputs, last], dim=-2)
     return outputs[..., -query_length:, :]
 

@@ -5,7 +5,7 @@ Pooling each row of an attention matrix A with a kernel f is a linear map on the
     pool(A) · V  =  A · (F V),        (F V)_n = Σ_m f_m · v_{n - m + offset},        v = 0 outside of the sequence,
 
 with offset 0 for ``side="past"`` (weight only moves to earlier positions: causal) and (P - 1) / 2 for
-``side="centered"`` (the window of ordinary average pooling, which after a causal softmax looks (P - 1) / 2 steps ahead).
+``side="centered"`` (the window of ordinary average pooling: after a causal softmax it looks (P - 1) / 2 steps ahead).
 The L×L matrix is never needed: the cost is O(P·L·d).
 """
 
@@ -61,9 +61,7 @@ def smoothing_kernel(smoothing: Smoothing, side: str) -> Tensor:
     elif isinstance(smoothing, Sequence) and not isinstance(smoothing, str):
         kernel = torch.tensor(smoothing, dtype=torch.float64)
     else:
-        raise TypeError(
-            f"smoothing must be an odd window, a 1-D kernel or None, got a {type(smoothing).__name__}"
-        )
+        raise TypeError(f"smoothing must be an odd window, a 1-D kernel or None, got a {type(smoothing).__name__}")
     if kernel.ndim != 1 or kernel.numel() == 0:
         raise ValueError(f"smoothing must be a 1-D kernel of at least one weight, got shape {tuple(kernel.shape)}")
     if not kernel.is_floating_point():

@@ -215,8 +215,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None):
-    query, key, value, rates, *_ = ctx.saved_tensors
+def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
+    if grad is None:
+        return (None,) * 9
+    rates = ctx.saved_tensors[3]
     *grads, grad_rates = _union_backward(grad, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.dtype)
     grad_rates = grad_rates.to(rates.dtype) if rates is not None else None
     return *grads, grad_rates, None, None, None, None, None

@@ -1,0 +1,31 @@
+# Two commands for a fresh machine: 'make demo' and 'make test'. Everything is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check bench clean
+
+demo: $(STAMP)  ## set up, then show LaS attention: its equality with the formula, its cost, its picture
+	$(BIN)/longlens demo
+
+test: $(STAMP)  ## set up, then run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(STAMP)  ## the full attention benchmark (about half an hour on two cores)
+	mkdir -p results
+	$(BIN)/longlens bench attention --out results/bench_attention.json
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'LongLens needs Python 3.11 or newer: make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) results build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

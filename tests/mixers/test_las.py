@@ -1,0 +1,205 @@
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens import LaSAttention, LaSCache, las_attention
+from longlens.bench.measure import peak_memory
+
+VARIANTS = {
+    "las": {},
+    "las-chunk": {"chunk_size": 7},
+    "l-attention": {"window": None},
+    "s-attention": {"max_rate": 0.0},
+    "steep": {"max_rate": 40.0},
+    "literal": {"schedule": "literal"},
+}
+
+
+def sequence(length=23):
+    return torch.randn(2, length, 16, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_step_by_step_equals_the_whole_sequence(name):
+    layer, x = LaSAttention(16, 4, dtype=torch.float64, **VARIANTS[name]), sequence()
+    whole = layer(x)
+    for sizes in ([1] * 23, [5, 1, 9, 8], [23], [22, 1]):
+        cache = LaSCache()
+        parts = [layer(part, cache=cache) for part in x.split(sizes, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-12)
+
+
+def test_the_cache_of_chunks_is_bounded():
+    layer, cache = LaSAttention(16, 4, chunk_size=7, dtype=torch.float64), LaSCache()
+    for part in sequence().split(3, dim=1):
+        layer(part, cache=cache)
+        assert len(cache) < 7
+
+
+def test_cache_misuse_is_refused():
+    x, mask = sequence(), torch.ones(2, 23, dtype=torch.bool)
+    for options in ({"bidirectional": True}, {"side": "centered"}):
+        with pytest.raises(ValueError, match="cache needs a causal layer"):
+            LaSAttention(16, 4, dtype=torch.float64, **options)(x, cache=LaSCache())
+    layer, cache = LaSAttention(16, 4, dtype=torch.float64), LaSCache()
+    with pytest.raises(ValueError, match="cache does not take a mask"):
+        layer(x, mask=mask, cache=cache)
+    layer(x, cache=cache)
+    with pytest.raises(ValueError, match="x has a batch of 1, the cache one of 2: start a new cache"):
+        layer(x[:1], cache=cache)
+    assert len(cache) == 23, "a refused step leaves the cache as it was"
+
+
+def test_plain_attention_is_a_special_case():
+    """With no decay and no smoothing, and its own weights, it is nn.MultiheadAttention."""
+    layer, x = LaSAttention(16, 4, max_rate=0.0, window=None, dtype=torch.float64), sequence()
+    plain = torch.nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+    plain.load_state_dict(
+        {
+            "in_proj_weight": layer.in_proj.weight,
+            "in_proj_bias": layer.in_proj.bias,
+            "out_proj.weight": layer.out_proj.weight,
+            "out_proj.bias": layer.out_proj.bias,
+        }
+    )
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(23, dtype=torch.float64)
+    expected, _ = plain(x, x, x, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", [{}, {"side": "centered"}, {"bidirectional": True}, {"chunk_size": 7}])
+def test_attention_weights_explain_the_output(options):
+    layer, x = LaSAttention(16, 4, max_rate=0.1, dtype=torch.float64, **options), sequence()
+    value = layer.in_proj(x)[..., 32:].unflatten(-1, (4, 4)).transpose(1, 2)
+    output = layer.out_proj((layer.attention_weights(x) @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), output, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", [{}, {"side": "centered"}, {"bidirectional": True}, {"chunk_size": 7}])
+def test_padding_does_not_change_the_tokens(options):
+    layer, x = LaSAttention(16, 4, max_rate=0.1, dtype=torch.float64, **options), sequence()
+    mask = torch.arange(30) < 23
+    padded = torch.cat([x, 100 * torch.randn(2, 7, 16, dtype=torch.float64)], dim=1)
+    output = layer(padded, mask=mask.expand(2, -1))
+    torch.testing.assert_close(output[:, :23], layer(x), rtol=0, atol=1e-12)
+
+
+def test_state_dict_keys_are_frozen():
+    """Checkpoints of strangers depend on these names. There are no buffers: nothing for DDP to broadcast."""
+    assert list(LaSAttention(16, 4).state_dict()) == [
+        "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias",
+    ]  # fmt: skip
+    assert list(LaSAttention(16, 4, bias=False).state_dict()) == ["in_proj.weight", "out_proj.weight"]
+    assert not list(LaSAttention(16, 4).buffers())
+
+
+def test_it_has_the_parameters_of_plain_attention():
+    count = sum(p.numel() for p in LaSAttention(16, 4).parameters())
+    assert count == sum(p.numel() for p in torch.nn.MultiheadAttention(16, 4).parameters())
+
+
+def test_meta_device_then_reset_parameters():
+    torch.manual_seed(1)
+    expected = LaSAttention(16, 4)
+    with torch.device("meta"):
+        layer = LaSAttention(16, 4)
+    assert all(p.is_meta for p in layer.parameters())
+    layer = layer.to_empty(device="cpu")
+    torch.manual_seed(1)
+    layer.reset_parameters()
+    x = torch.randn(1, 10, 16)
+    assert torch.isfinite(layer(x)).all()
+    assert layer.rates == expected.rates
+    assert layer.in_proj.weight.std().item() == pytest.approx(expected.in_proj.weight.std().item(), rel=0.2)
+
+
+def test_rates_survive_low_precision_and_copies():
+    layer = LaSAttention(16, 4)
+    rates = layer.rates
+    assert copy.deepcopy(layer).bfloat16().rates == rates
+    assert layer.half()(torch.randn(1, 5, 16, dtype=torch.float16)).dtype == torch.float16
+
+
+def test_dropout_only_in_training():
+    layer, x = LaSAttention(16, 4, dropout=0.5, dtype=torch.float64), sequence()
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_autocast():
+    layer, x = LaSAttention(16, 4), torch.randn(2, 20, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    assert (output - layer(x)).abs().max() < 0.05
+    output.float().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize(("length", "chunk_size"), [(1024, None), (2048, None), (2048, 128)])
+def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
+    layer = LaSAttention(256, 8, chunk_size=chunk_size)
+    x = torch.randn(1, length, 256, requires_grad=True)
+
+    def plain():
+        query, key, value = layer.in_proj(x).unflatten(-1, (3, 8, 32)).permute(2, 0, 3, 1, 4)
+        if chunk_size is None:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            attended = las_attention(query, key, value, chunk_size=chunk_size)
+        return layer.out_proj(attended.transpose(1, 2).flatten(2))
+
+    cpu = torch.device("cpu")
+    las = peak_memory(lambda: layer(x).sum().backward(), cpu)
+    assert las <= 1.15 * peak_memory(lambda: plain().sum().backward(), cpu)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((16, 3), {}, "embed_dim must be a multiple of num_heads = 3, got 16"),
+        ((16, 0), {}, "num_heads must be an integer of at least 1, got 0"),
+        ((16, 4), {"window": 4}, "window must be an odd number of at least 1, or None, got 4"),
+        ((16, 4), {"max_rate": -1.0}, "max_rate must be a finite number of at least 0, got -1.0"),
+        ((16, 4), {"side": "left"}, "side must be one of past, centered, got 'left'"),
+        ((16, 4), {"chunk_size": 0}, "chunk_size must be at least 1 or None, got 0"),
+        ((16, 4), {"dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),
+    ],
+)
+def test_bad_construction(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        LaSAttention(*arguments, **options)
+
+
+def test_bad_input():
+    layer = LaSAttention(16, 4)
+    with pytest.raises(ValueError, match=r"x must have the shape \(batch, length, 16\), got \(2, 5, 8\)"):
+        layer(torch.zeros(2, 5, 8))
+    with pytest.raises(ValueError, match=r"mask must be boolean with the shape \(batch, length\) = \(2, 5\)"):
+        layer(torch.zeros(2, 5, 16), mask=torch.ones(2, 5))
+
+
+def test_it_learns_to_copy_the_previous_token():
+    """A layer that trains: predict the token before, which needs attention and positions that decay."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 8, (64, 32))
+    embed, layer, head = (
+        torch.nn.Embedding(8, 32),
+        LaSAttention(32, 4, max_rate=3.0, window=None),
+        torch.nn.Linear(32, 8),
+    )
+    positions = torch.nn.Parameter(torch.randn(32, 32) * 0.1)
+    parameters = list(itertools.chain(embed.parameters(), layer.parameters(), head.parameters(), [positions]))
+    optimizer = torch.optim.Adam(parameters, lr=3e-3)
+    losses = []
+    for _ in range(150):
+        loss = F.cross_entropy(head(layer(embed(tokens) + positions))[:, 1:].flatten(0, 1), tokens[:, :-1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]

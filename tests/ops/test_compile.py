@@ -1,0 +1,50 @@
+"""torch.compile traces all of it without a break and gives the same."""
+
+import pytest
+import torch
+
+from longlens import LaSAttention, decay_rates, las_attention
+
+CASES = {
+    "las": {"decay": [0.0, 0.01], "smoothing": 5},
+    "tensor of rates": {"decay": decay_rates(2, 0.01), "smoothing": 5},
+    "steep tensor of rates": {"decay": torch.tensor([0.0, 9.0]), "smoothing": 5},
+    "chunks": {"decay": [0.0, 0.01], "smoothing": 5, "chunk_size": 32},
+    "bidirectional": {"decay": [0.0, 0.01], "smoothing": 5, "is_causal": False},
+    "padded": {"decay": [0.0, 0.01], "smoothing": 5, "attn_mask": torch.arange(90)[None, None, None] < 80},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_equals_eager(name):
+    torch._dynamo.reset()
+    inputs = [torch.randn(1, 2, 90, 16, requires_grad=True) for _ in range(3)]
+
+    def function(query, key, value):
+        return las_attention(query, key, value, **CASES[name])
+
+    compiled = torch.compile(function, fullgraph=True)
+    grad = torch.randn(1, 2, 90, 16)
+    for _ in range(2):
+        actual, expected = compiled(*inputs), function(*inputs)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
+        grads = torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+        torch.testing.assert_close(*grads, rtol=0, atol=2e-6)
+
+
+def test_compiled_layer_at_several_lengths():
+    torch._dynamo.reset()
+    layer = LaSAttention(32, 4, window=3)
+    compiled = torch.compile(layer, fullgraph=True)
+    for length in (33, 64, 65):
+        x = torch.randn(2, length, 32)
+        torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=2e-6)
+
+
+def test_bad_rates_are_refused_when_a_compiled_function_runs():
+    torch._dynamo.reset()
+    inputs = [torch.randn(1, 2, 20, 16) for _ in range(3)]
+    compiled = torch.compile(lambda q, k, v, rates: las_attention(q, k, v, decay=rates), fullgraph=True)
+    compiled(*inputs, torch.tensor([0.0, 0.1]))
+    with pytest.raises(ValueError, match=r"decay must have finite rates of at least 0, got -1\.0 for head 1"):
+        compiled(*inputs, torch.tensor([0.0, -1.0]))

@@ -1,0 +1,47 @@
+"""The kernels that return a log-sum-exp: each device's against plain mathematics."""
+
+import pytest
+import torch
+
+from longlens.ops import kernels
+
+MASK = torch.rand(2, 1, 7, 7, generator=torch.Generator().manual_seed(1)) < 0.6
+MASK[:, :, 3] = False
+
+
+@pytest.mark.parametrize("mask", [None, MASK])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("value_width", [5, 9])
+def test_flash_kernel_equals_mathematics(mask, causal, value_width):
+    query, key = torch.randn(2, 2, 3, 7, 5, dtype=torch.float64)
+    value, grad = torch.randn(2, 2, 3, 7, value_width, dtype=torch.float64)
+    joined, causal_flag = kernels._join_masks(query, key, mask, causal)
+    expected = kernels._math_forward(query, key, value, joined, causal_flag, 0.3)
+    actual = kernels.attention_forward(query, key, value, mask, causal, 0.3)
+    torch.testing.assert_close(actual, expected)
+    output, lse = expected
+    lse = lse.nan_to_num(neginf=torch.inf) + 0.5  # of a longer row: the piece has only a part of the weight
+    args = (grad, query, key, value, output * 0.7, lse)
+    expected = kernels._math_backward(*args, joined, causal_flag, 0.3)
+    torch.testing.assert_close(kernels.attention_backward(*args, mask, causal, 0.3), expected)
+
+
+def test_mathematics_equals_autograd():
+    query, key, value = (torch.randn(1, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    scores = (query @ key.mT * 0.3).masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -torch.inf)
+    expected = scores.softmax(-1) @ value
+    output, lse = kernels._math_forward(query, key, value, None, True, 0.3)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    grad = torch.randn_like(expected)
+    grads = kernels._math_backward(grad, query, key, value, output, lse, None, True, 0.3)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected, (query, key, value), grad))
+
+
+def test_padded_heads_change_nothing():
+    query, key, value = torch.randn(3, 1, 2, 6, 5, dtype=torch.float64)
+    padded = kernels.pad_heads(query, key, value)
+    assert [x.shape[-1] for x in padded] == [16, 16, 16]
+    torch.testing.assert_close(padded[0] @ padded[1].mT, query @ key.mT)
+    wide = torch.randn(1, 2, 6, 32)
+    assert all(x is wide for x in kernels.pad_heads(wide, wide, wide))

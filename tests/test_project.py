@@ -1,0 +1,46 @@
+"""What the project says of itself is true: the README's snippets run, and versions agree."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import longlens
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_readme_has_snippets():
+    assert len(SNIPPETS) >= 3
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_readme_snippets_run(snippet):
+    exec(compile(snippet, "README.md", "exec"), {})
+
+
+def test_readme_commands_exist():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for target in re.findall(r"`?make (\w+)`?", README):
+        assert target in targets
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == longlens.__version__
+    assert f"version: {longlens.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_doctests():
+    import doctest
+
+    import longlens.ops.decay
+    import longlens.ops.smoothing
+
+    for module in (longlens.ops.decay, longlens.ops.smoothing):
+        result = doctest.testmod(module, extraglobs={"torch": __import__("torch")})
+        assert result.attempted > 0
+        assert result.failed == 0
