@@ -46,9 +46,9 @@ def bench_attention(
     """
     import longlens.bench.attention as bench
 
+    setting = bench.Setting(heads, batch, window, max_rate, chunk_size, device, dtype)
     bench.bench_attention(
-        lengths=lengths, head_dims=head_dims, groups=groups, heads=heads, batch=batch, window=window,
-        max_rate=max_rate, chunk_size=chunk_size, rounds=rounds, flex=flex, device=device, dtype=dtype, out=out,
+        setting, lengths=lengths, head_dims=head_dims, groups=groups, rounds=rounds, flex=flex, out=out,
         console=_console(),
     )  # fmt: skip
 

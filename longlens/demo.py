@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from longlens.bench.attention import bench_attention
+from longlens.bench.attention import Setting, bench_attention
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
@@ -29,8 +29,7 @@ def run_demo(out: Path, console: Console) -> None:
     console.print(_compare())
     console.rule("2. What it costs beside torch's plain attention")
     bench_attention(
-        lengths=(1024, 4096), head_dims=(32,), groups=("attention", "chunk"), heads=8, batch=1, window=5,
-        max_rate=1e-3, chunk_size=128, rounds=3, flex=False, device="cpu", dtype="float32",
+        Setting(), lengths=(1024, 4096), head_dims=(32,), groups=("attention", "chunk", "layer"), rounds=3, flex=False,
         out=out / "bench_attention.json", console=console,
     )  # fmt: skip
     console.rule("3. What it looks like")

@@ -56,9 +56,8 @@ def test_bench_attention_writes_what_it_measured(tmp_path):
     written = json.loads(out.read_text())
     assert {"torch", "processor", "threads"} <= set(written["environment"])
     names = [row["name"] for row in written["rows"] if row["length"] == 256]
-    assert names == [
-        "sdpa", "las", "las formula", "sdpa, chunks of 128", "las, chunks of 128", "sdpa layer", "las layer",
-    ]  # fmt: skip
+    assert names[:4] == ["sdpa", "las", "las formula", "las linear"]
+    assert names[4:] == ["sdpa, chunks of 128", "las, chunks of 128", "sdpa layer", "las layer"]
     assert all(row["forward_backward_s"] > 0 and row["peak_bytes"] > 0 for row in written["rows"])
 
 
@@ -78,7 +77,7 @@ def test_figures_eld_draws_a_picture(tmp_path):
         (["bench", "attention", "--lengths", "0"], "longlens: lengths must be at least 1, got 0"),
         (
             ["bench", "attention", "--out", "no/such/folder/x.json"],
-            "longlens: out must be a file in a folder that exists",
+            "longlens: out must be a file in a folder",
         ),
         (["bench", "attention", "--lenghts", "3"], "--lengths"),
         (["bench", "attention", "--device", "tpu"], "tpu"),

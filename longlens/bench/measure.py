@@ -33,8 +33,9 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Run all jobs once in turn, and that ``rounds`` times, so that a slow moment of the machine meets all of them.
 
-    A job of less than ``short`` seconds is repeated within its turn to last so long. One of more than ``long`` seconds and
-    five times the fastest takes part in the first round only: its figure need not be precise. ``on_turn`` is called after each turn, for a progress bar.
+    A job of less than ``short`` seconds is repeated within its turn to last so long. One of more than ``long`` seconds
+    and five times the fastest takes part in the first round only: its figure need not be precise. ``on_turn`` is called
+    after each turn, for a progress bar.
     """
     timings = {name: Timing() for name in jobs}
     repeats: dict[str, int] = {}

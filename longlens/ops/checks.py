@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -63,6 +63,24 @@ def check_attention(
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must lie between 0 and 1, got {dropout_p!r}")
+
+
+def check_linear(query: Tensor, key: Tensor, **options: Unpack[AttentionOptions]) -> None:
+    """What the linear backend does not take."""
+    attn_mask, decay = options.get("attn_mask"), options.get("decay")
+    reasons = {
+        "is_causal must be True": not options.get("is_causal", True),
+        "dropout_p must be 0": options.get("dropout_p", 0.0) > 0,
+        "query and key must have the same length": query.shape[-2] != key.shape[-2],
+        "attn_mask must be the same for all queries, (..., 1, keys)": attn_mask is not None
+        and attn_mask.ndim > 1
+        and attn_mask.shape[-2] != 1,
+        "decay must be a sequence of floats under torch.compile": isinstance(decay, Tensor)
+        and torch.compiler.is_compiling(),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"{reason} for backend='linear'; use backend='auto' otherwise")
 
 
 def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int) -> None:

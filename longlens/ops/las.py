@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions, check_attention, check_backend
+from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear
 from longlens.ops.kernels import pad_heads
+from longlens.ops.linear import linear_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import Smoothing, smooth_values
 from longlens.ops.union import Piece, fold, hide_keys, pieces, union_attention
@@ -64,8 +65,9 @@ def las_attention(
         scale: of the scores; 1/√d by default.
         dropout_p: of the weights, before smoothing. As in torch's function it is always on: pass 0.0 for evaluation.
         enable_gqa: let key and value have fewer heads, each serving a group of H / Hkv query heads.
-        backend: ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``: linear
-            time, approximate; ``"auto"``: sdpa, but for a single query the formula, which is then the fastest.
+        backend: ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``: O(L) for
+            each head that decays, with an error of about 1e-4 (``linear.py``), causal only; ``"auto"``: sdpa, but for a
+            single query the formula, which is then the fastest.
 
     Returns:
         (B, H, Lq, dv).
@@ -78,6 +80,8 @@ def las_attention(
     if backend == "reference":
         return las_attention_reference(query, key, value, **options)
     check_attention(query, key, value, **options)
+    if backend == "linear":
+        check_linear(query, key, **options)
     if enable_gqa and query.shape[1] != key.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -141,6 +145,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sett
 
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
+    if settings.backend == "linear" and settings.rates is not None:
+        return linear_attention(
+            query, key, value, settings.rates, scale=settings.scale, key_mask=key_mask, dtype=settings.dtype
+        )
     if len(plan) == 1:
         return _attend_once(query, key, value, key_mask, dense_mask, plan[0], settings)
     return union_attention(

@@ -119,11 +119,11 @@ def las_attention_reference(
 
 def _pool(rows: Tensor, smoothing: Smoothing, side: str) -> Tensor:
     """1-D pooling of each row, with zeros outside of it: pooled[j] = Σ_m f_m · row[j + m - offset]."""
-    kernel = smoothing_kernel(smoothing, side).to(rows)
-    length, reach = rows.shape[-1], kernel.numel() - 1
+    kernel = smoothing_kernel(smoothing, side)
+    length, reach = rows.shape[-1], len(kernel) - 1
     offset = reach // 2 if side == "centered" else 0
     padded = F.pad(rows, (offset, reach - offset))
     pooled = kernel[0] * padded[..., :length]
-    for m in range(1, kernel.numel()):
+    for m in range(1, len(kernel)):
         pooled = pooled + kernel[m] * padded[..., m : m + length]
     return pooled

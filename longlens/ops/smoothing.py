@@ -20,6 +20,9 @@ SIDES = ("past", "centered")
 Smoothing = int | Sequence[float] | Tensor
 """An odd window of the moving average, or any 1-D kernel."""
 
+Kernel = tuple[float, ...] | Tensor
+"""The weights f: numbers, or a tensor if they are learned."""
+
 
 def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
     """Filter ``value`` (..., L, d) along L, with zeros before the first and after the last position.
@@ -28,18 +31,22 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Te
     tensor([1., 3., 6.])
     """
     check_side(side)
-    kernel = smoothing_kernel(smoothing, side).to(value.device)
+    kernel = smoothing_kernel(smoothing, side)
+    if isinstance(kernel, Tensor):
+        kernel = kernel.to(value.device)
+    elif not (torch.is_grad_enabled() and value.requires_grad):
+        return _filter(value, kernel, _shifts(kernel, side))
     return _Filter.apply(value, kernel, _shifts(kernel, side))
 
 
 def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
     """The same, as one L×L Toeplitz matrix F with F[n, n - m + offset] = f_m."""
-    kernel = smoothing_kernel(smoothing, side).to(value)
+    kernel = smoothing_kernel(smoothing, side)
     length = value.shape[-2]
     rows = torch.arange(length, device=value.device)
     matrix = value.new_zeros(length, length)
     for shift, weight in zip(_shifts(kernel, side), kernel, strict=True):
-        matrix = matrix + weight * (rows[:, None] - rows[None, :] == shift)
+        matrix = matrix + weight * (rows[:, None] - rows[None, :] == shift).to(value.dtype)
     return matrix @ value
 
 
@@ -48,46 +55,51 @@ def check_side(side: str) -> None:
         raise ValueError(f"side must be one of {', '.join(SIDES)}, got {side!r}")
 
 
-def smoothing_kernel(smoothing: Smoothing, side: str) -> Tensor:
-    """The 1-D kernel (P,) of a window or kernel argument, checked."""
+def smoothing_kernel(smoothing: Smoothing, side: str) -> Kernel:
+    """The weights (P,) of a window or kernel argument, checked."""
     if isinstance(smoothing, bool):
         raise TypeError("smoothing must be an odd window, a 1-D kernel or None, got a bool")
     if isinstance(smoothing, int):
         if smoothing < 1 or smoothing % 2 == 0:
             raise ValueError(f"smoothing must be an odd window of at least 1, or a 1-D kernel, got {smoothing}")
-        return torch.full((smoothing,), 1.0 / smoothing, dtype=torch.float64)
+        return (1.0 / smoothing,) * smoothing
     if isinstance(smoothing, Tensor):
+        if smoothing.ndim != 1 or smoothing.numel() == 0:
+            raise ValueError(f"smoothing must be a 1-D kernel, got a tensor of shape {tuple(smoothing.shape)}")
+        if not smoothing.is_floating_point():
+            raise TypeError(f"smoothing must be a kernel of floating-point weights, got {smoothing.dtype}")
         kernel = smoothing
     elif isinstance(smoothing, Sequence) and not isinstance(smoothing, str):
-        kernel = torch.tensor(smoothing, dtype=torch.float64)
+        if len(smoothing) == 0:
+            raise ValueError("smoothing must be a kernel of at least one weight, got none")
+        kernel = tuple(float(weight) for weight in smoothing)
     else:
         raise TypeError(f"smoothing must be an odd window, a 1-D kernel or None, got a {type(smoothing).__name__}")
-    if kernel.ndim != 1 or kernel.numel() == 0:
-        raise ValueError(f"smoothing must be a 1-D kernel of at least one weight, got shape {tuple(kernel.shape)}")
-    if not kernel.is_floating_point():
-        raise TypeError(f"smoothing must be a kernel of floating-point weights, got {kernel.dtype}")
-    if side == "centered" and kernel.numel() % 2 == 0:
-        raise ValueError(f"smoothing must have an odd length to be centered, got a kernel of {kernel.numel()} weights")
+    if side == "centered" and len(kernel) % 2 == 0:
+        raise ValueError(f"smoothing must have an odd length to be centered, got a kernel of {len(kernel)} weights")
     return kernel
 
 
-def _shifts(kernel: Tensor, side: str) -> range:
+def _shifts(kernel: Kernel, side: str) -> tuple[int, ...]:
     """How far each weight of the kernel moves the values: 0 … P-1, or -(P-1)/2 … (P-1)/2."""
-    offset = (kernel.numel() - 1) // 2 if side == "centered" else 0
-    return range(-offset, kernel.numel() - offset)
+    offset = (len(kernel) - 1) // 2 if side == "centered" else 0
+    return tuple(range(-offset, len(kernel) - offset))
 
 
-def _filter(value: Tensor, kernel: Tensor, shifts: Sequence[int]) -> Tensor:
+def _filter(value: Tensor, kernel: Kernel, shifts: Sequence[int]) -> Tensor:
     """Σ_m kernel[m] · (value moved by shifts[m] along L), by slices in place: the last dimension stays contiguous."""
     length = value.shape[-2]
     exact = value.to(torch.promote_types(value.dtype, torch.float32))
-    kernel = kernel.to(exact.dtype)
-    result = exact * kernel[list(shifts).index(0)]
-    for shift, weight in zip(shifts, kernel, strict=True):
+    weights = kernel.to(exact.dtype).unbind() if isinstance(kernel, Tensor) else kernel
+    result = exact * weights[shifts.index(0)]
+    for shift, weight in zip(shifts, weights, strict=True):
         if shift == 0 or abs(shift) >= length:
             continue
         source, target = _overlap(length, shift)
-        result[..., target, :].addcmul_(exact[..., source, :], weight)
+        if isinstance(weight, Tensor):
+            result[..., target, :].addcmul_(exact[..., source, :], weight)
+        else:
+            result[..., target, :].add_(exact[..., source, :], alpha=weight)
     return result.to(value.dtype)
 
 
@@ -105,20 +117,23 @@ class _Filter(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, kernel: Tensor, shifts: Sequence[int]) -> Tensor:
+    def forward(value: Tensor, kernel: Kernel, shifts: tuple[int, ...]) -> Tensor:
         return _filter(value, kernel, shifts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         value, kernel, ctx.shifts = inputs
-        ctx.save_for_backward(value if kernel.requires_grad else None, kernel)
+        is_tensor = isinstance(kernel, Tensor)
+        ctx.kernel = None if is_tensor else kernel
+        ctx.save_for_backward(*((value if kernel.requires_grad else None, kernel) if is_tensor else ()))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        value, kernel = ctx.saved_tensors
+        saved: Any = ctx.saved_tensors or (None, ctx.kernel)
+        value, kernel = saved
         grad_value = grad_kernel = None
         if ctx.needs_input_grad[0]:
-            grad_value = _Filter.apply(grad, kernel, [-shift for shift in ctx.shifts])
+            grad_value = _Filter.apply(grad, kernel, tuple(-shift for shift in ctx.shifts))
         if ctx.needs_input_grad[1]:
             grad_kernel = torch.stack([_correlation(grad, value, shift) for shift in ctx.shifts]).to(kernel.dtype)
         return grad_value, grad_kernel, None

@@ -76,20 +76,26 @@ def fold(
     if rates is None:
         return (query if scale == 1.0 else query * scale).to(dtype), key.to(dtype)
     query_weights, key_weights = _fold_weights(rates, piece, query.dtype)
-    return (query * (query_weights * scale)).to(dtype), (key * key_weights).to(dtype)
+    query_weights = query_weights if scale == 1.0 else query_weights * scale
+    return (query * query_weights).to(dtype), (key * key_weights).to(dtype)
 
 
 def _fold_weights(rates: Tensor, piece: Piece, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     query_distance, key_distance = _distances(piece, rates.device)
+    if query_distance is key_distance:  # the usual piece, the diagonal: one exponential serves both
+        weights = decay_weights(rates, key_distance, torch.float64)
+        exact = torch.promote_types(dtype, torch.float32)
+        return weights.reciprocal().to(exact), weights.to(exact)
     return decay_weights(rates, -query_distance, dtype), decay_weights(rates, key_distance, dtype)
 
 
 def _distances(piece: Piece, device: torch.device) -> tuple[Tensor, Tensor]:
     """i - c and j - c, negated for keys that come later than their queries."""
     sign = -1.0 if piece.upper else 1.0
-    rows = torch.arange(*piece.rows, device=device, dtype=torch.float64)
-    keys = torch.arange(*piece.keys, device=device, dtype=torch.float64)
-    return sign * (rows - piece.center), sign * (keys - piece.center)
+    rows = sign * (torch.arange(*piece.rows, device=device, dtype=torch.float64) - piece.center)
+    if piece.rows == piece.keys:
+        return rows, rows
+    return rows, sign * (torch.arange(*piece.keys, device=device, dtype=torch.float64) - piece.center)
 
 
 def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,15 +120,18 @@ def union_attention(
     key_mask: Tensor | None,
     mask: Tensor | None,
     dtype: torch.dtype,
+    far: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces, in ``dtype``.
 
     query (B, H, Lq, d), key and value (B, H, Lk, ·) with equal heads; rates (H,) or None;
-    key_mask (B, 1 or H, 1, Lk) and mask (B, 1 or H, Lq, Lk) boolean or None.
+    key_mask (B, 1 or H, 1, Lk) and mask (B, 1 or H, Lq, Lk) boolean or None. ``far``: the output (B, H, Lq, dv) and the
+    log-sum-exp (B, H, Lq) of further keys, to be joined with the rest.
 
     It is an operator of its own, so that torch.compile need not know the rates (they decide the pieces) to trace it.
     """
-    return _union_forward(query, key, value, rates, key_mask, mask, is_causal, scale, dtype)[0]
+    far_output, far_lse = far or (None, None)
+    return _union_forward(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, scale, dtype)[0]
 
 
 @torch.library.custom_op("longlens::union_attention", mutates_args=())
@@ -133,14 +142,19 @@ def _union_forward(
     rates: Tensor | None,
     key_mask: Tensor | None,
     mask: Tensor | None,
+    far_output: Tensor | None,
+    far_lse: Tensor | None,
     is_causal: bool,
     scale: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     check_decay(rates, query.shape[1])  # again, because a traced tensor shows its values only here
     exact = torch.promote_types(dtype, torch.float32)
-    output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
-    lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
+    if far_output is None or far_lse is None:
+        output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
+        lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
+    else:
+        output, lse = far_output.to(exact, copy=True), far_lse.to(exact, copy=True)
     for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
         rows, _ = piece.slices(query, key)
         q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
@@ -197,7 +211,7 @@ def _union_backward(
 
 
 @_union_forward.register_fake
-def _(query, key, value, rates, key_mask, mask, is_causal, scale, dtype):
+def _(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, scale, dtype):
     exact = torch.promote_types(dtype, torch.float32)
     output = query.new_empty(*query.shape[:-1], value.shape[-1], dtype=dtype)
     return output, query.new_empty(query.shape[:-1], dtype=exact)
@@ -211,17 +225,23 @@ def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, sc
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.is_causal, ctx.scale, ctx.dtype = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors, *output)  # query, key, value, rates, key_mask, mask, far (2), output, lse
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
     if grad is None:
-        return (None,) * 9
-    rates = ctx.saved_tensors[3]
-    *grads, grad_rates = _union_backward(grad, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.dtype)
+        return (None,) * 11
+    *inputs, far_output, far_lse, output, lse = ctx.saved_tensors
+    *grads, grad_rates = _union_backward(grad, *inputs, output, lse, ctx.is_causal, ctx.scale, ctx.dtype)
+    rates = inputs[3]
     grad_rates = grad_rates.to(rates.dtype) if rates is not None else None
-    return *grads, grad_rates, None, None, None, None, None
+    grad_far_output = grad_far_lse = None
+    if far_output is not None:
+        share = torch.exp(far_lse - lse).unsqueeze(-1)  # of the far keys in the weight of each row
+        grad_far_output = share * grad
+        grad_far_lse = (grad_far_output * (far_output - output)).sum(-1)
+    return *grads, grad_rates, None, None, grad_far_output, grad_far_lse, None, None, None
 
 
 _union_forward.register_autograd(_backward, setup_context=_setup_context)

@@ -11,6 +11,7 @@ CAUSAL = {
     "kernel": {"decay": [0.0, 0.3], "smoothing": [0.5, 0.25, 0.125, 0.125]},
     "steep": {"decay": [0.0, 50.0], "smoothing": 5},
     "chunks": {"decay": [0.0, 0.3], "smoothing": 5, "chunk_size": 7},
+    "linear": {"decay": [0.0, 1.0], "smoothing": 5, "backend": "linear"},
     "padded": {"decay": [0.0, 0.3], "smoothing": 5, "attn_mask": torch.arange(24)[None, None, None] < 20},
 }
 

@@ -49,7 +49,7 @@ def test_low_precision_rounds_once():
     value = torch.randn(1, 500, 8, dtype=torch.bfloat16)
     exact = smooth_values(value.double(), 5)
     half_a_step = torch.finfo(torch.bfloat16).eps / 2 * exact.abs()
-    assert ((smooth_values(value, 5) - exact).abs() <= 1.001 * half_a_step).all()
+    assert ((smooth_values(value, 5) - exact).abs() <= half_a_step + 1e-6).all()
 
 
 def test_vmap():
@@ -66,8 +66,8 @@ def test_vmap():
         (True, "past", TypeError, "got a bool"),
         (2.5, "past", TypeError, "got a float"),
         ("5", "past", TypeError, "got a str"),
-        ([], "past", ValueError, r"at least one weight, got shape \(0,\)"),
-        (torch.ones(2, 2), "past", ValueError, r"got shape \(2, 2\)"),
+        ([], "past", ValueError, "at least one weight, got none"),
+        (torch.ones(2, 2), "past", ValueError, r"got a tensor of shape \(2, 2\)"),
         (torch.ones(3, dtype=torch.long), "past", TypeError, "floating-point weights, got torch.int64"),
         ([0.5, 0.5], "centered", ValueError, "odd length to be centered, got a kernel of 2 weights"),
         (3, "future", ValueError, "side must be one of past, centered, got 'future'"),

@@ -1,0 +1,92 @@
+"""The linear-time form: close to exact attention, with an error that falls as promised."""
+
+import itertools
+
+import pytest
+import torch
+
+from longlens import las_attention
+from longlens.ops import linear
+
+
+def relative_errors(length=3000, rates=(0.0, 0.004, 0.02, 0.3), size=1.0, **options):
+    """Of the output and the gradients, head by head: the worst."""
+    shape = (1, len(rates), length, 16)
+    inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(3)]
+    inputs[0] *= size
+    results = []
+    for backend in ("sdpa", "linear"):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        output = las_attention(*leaves, decay=rates, backend=backend, **options)
+        results.append([output, *torch.autograd.grad(output.square().sum(), leaves)])
+    size_of = lambda x: x.square().sum((0, 2, 3)).sqrt()  # noqa: E731
+    return torch.stack([size_of(a - b) / size_of(a).clamp_min(1e-9) for a, b in zip(*results, strict=True)])
+
+
+@pytest.mark.parametrize("size", [1.0, 4.0])
+@pytest.mark.parametrize("options", [{}, {"smoothing": 5}, {"smoothing": 3, "scale": 0.1}, {"chunk_size": 1200}])
+def test_close_to_exact_attention(options, size):
+    errors = relative_errors(size=size, **options)
+    assert errors.max() < 2e-4
+    assert errors[:, 0].max() < 1e-12, "a head without decay is exact"
+    assert errors[:, 1:].max() > 1e-12, "the others are not: the far field was used"
+
+
+def test_padding():
+    tokens = torch.rand(1, 1, 1, 2000) > 0.2
+    assert relative_errors(length=2000, smoothing=5, attn_mask=tokens).max() < 2e-4
+    assert relative_errors(length=2000, attn_mask=torch.arange(2000)[None, None, None] > 1500).max() < 2e-4
+
+
+def test_the_error_falls_with_the_reach(monkeypatch):
+    """Like exp(-2aW): by exp(-2) = 0.135 for each unit of a·W."""
+    errors = []
+    for reach in (1.0, 2.0, 3.0, 4.0):
+        monkeypatch.setattr(linear, "REACH", reach)
+        errors.append(relative_errors(rates=(0.01,)).max().item())
+    ratios = [later / earlier for earlier, later in itertools.pairwise(errors)]
+    assert all(0.05 < ratio < 0.25 for ratio in ratios), errors
+
+
+def test_gradcheck():
+    inputs = [torch.randn(1, 1, 13, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    rates = torch.tensor([1.3], dtype=torch.float64, requires_grad=True)  # blocks of 3
+
+    def function(query, key, value, rates):
+        return las_attention(query, key, value, decay=rates, smoothing=3, backend="linear")
+
+    assert torch.autograd.gradcheck(function, (*inputs, rates))
+
+
+def test_short_sequences_are_exact():
+    assert relative_errors(length=7, rates=(0.0, 0.1)).max() < 1e-12
+    assert relative_errors(length=1, rates=(0.0, 50.0)).max() < 1e-12
+
+
+def test_steep_decay_is_finite_and_right():
+    assert relative_errors(length=500, rates=(2.0, 50.0, 1e4)).max() < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision(dtype):
+    inputs = [torch.randn(1, 2, 900, 16, dtype=dtype) for _ in range(3)]
+    exact = las_attention(*(x.double() for x in inputs), decay=[0.0, 0.05], smoothing=5)
+    output = las_attention(*inputs, decay=[0.0, 0.05], smoothing=5, backend="linear")
+    assert output.dtype == dtype
+    assert (output - exact).abs().max() < 2e-4 + 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_causal": False}, "is_causal must be True for backend='linear'; use backend='auto' otherwise"),
+        ({"dropout_p": 0.1}, "dropout_p must be 0 for backend='linear'"),
+        ({"attn_mask": torch.ones(6, 6, dtype=torch.bool)}, "attn_mask must be the same for all queries"),
+    ],
+)
+def test_what_it_does_not_take(options, message):
+    inputs = [torch.zeros(1, 2, 6, 4)] * 3
+    with pytest.raises(ValueError, match=message):
+        las_attention(*inputs, decay=[0.0, 0.1], backend="linear", **options)
+    with pytest.raises(ValueError, match="query and key must have the same length"):
+        las_attention(inputs[0][..., :2, :], *inputs[1:], decay=[0.0, 0.1], backend="linear")
