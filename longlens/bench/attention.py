@@ -177,6 +177,8 @@ def bench_attention(
             for length in lengths:
                 for group in groups:
                     progress.update(task, description=f"d = {head_dim}, L = {length}, {group}")
+                    if not console.is_terminal:
+                        console.print(f"measuring d = {head_dim}, L = {length}, {group}")
                     cells = _measure(GROUPS[group](setting, length, head_dim, flex), rounds, setting.device, progress)
                     for cell in cells:
                         rows.append({"group": group, "length": length, "head_dim": head_dim} | cell)

@@ -122,6 +122,12 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
+def full_mask(attn_mask: Tensor, key_length: int) -> Tensor:
+    """A mask as (B or 1, H or 1, Lq or 1, Lk)."""
+    mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+    return mask.expand(-1, -1, -1, key_length)
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):

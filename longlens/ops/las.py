@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear
+from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear, full_mask
 from longlens.ops.kernels import pad_heads
-from longlens.ops.linear import linear_attention
+from longlens.ops.linear import block_width, linear_head
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import Smoothing, smooth_values
 from longlens.ops.union import Piece, fold, hide_keys, pieces, union_attention
@@ -73,10 +73,10 @@ def las_attention(
         (B, H, Lq, dv).
     """
     check_backend(backend)
-    options = AttentionOptions(
-        decay=decay, smoothing=smoothing, side=side, chunk_size=chunk_size, is_causal=is_causal, attn_mask=attn_mask,
-        scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
-    )  # fmt: skip
+    options: AttentionOptions = {
+        "decay": decay, "smoothing": smoothing, "side": side, "chunk_size": chunk_size, "is_causal": is_causal,
+        "attn_mask": attn_mask, "scale": scale, "dropout_p": dropout_p, "enable_gqa": enable_gqa,
+    }  # fmt: skip
     if backend == "reference":
         return las_attention_reference(query, key, value, **options)
     check_attention(query, key, value, **options)
@@ -85,7 +85,7 @@ def las_attention(
     if enable_gqa and query.shape[1] != key.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+    mask = None if attn_mask is None else full_mask(attn_mask, key.shape[-2])
     settings = _Settings(
         *_rates(decay, query.device),
         smoothing,
@@ -103,7 +103,7 @@ def las_attention(
 
 class _Settings(NamedTuple):
     rates: Tensor | None  # (H,)
-    max_rate: float | None  # None: a traced tensor, whose values are not known yet
+    numbers: tuple[float, ...] | None  # the rates; None: a traced tensor, whose values are not known yet
     smoothing: Smoothing | None
     side: str
     is_causal: bool
@@ -113,18 +113,19 @@ class _Settings(NamedTuple):
     dtype: torch.dtype  # of the products: the inputs', or autocast's
 
 
-def _rates(decay: Tensor | Sequence[float] | None, device: torch.device) -> tuple[Tensor | None, float | None]:
-    """The rates as a tensor, and the largest one as a number. All 0 is plain attention."""
+def _rates(
+    decay: Tensor | Sequence[float] | None, device: torch.device
+) -> tuple[Tensor | None, tuple[float, ...] | None]:
+    """The rates as a tensor and as numbers. All 0 is plain attention."""
     if decay is None:
-        return None, 0.0
-    if not isinstance(decay, Tensor):
-        largest = max(decay)
-        return (torch.tensor(decay, dtype=torch.float64).to(device), float(largest)) if largest > 0 else (None, 0.0)
-    decay = decay.to(device)
-    if torch.compiler.is_compiling():
-        return decay, None
-    largest = float(decay.detach().max())
-    return (decay, largest) if largest > 0 or decay.requires_grad else (None, 0.0)
+        return None, ()
+    if isinstance(decay, Tensor):
+        numbers = None if torch.compiler.is_compiling() else tuple(decay.tolist())
+        learned, decay = decay.requires_grad, decay.to(device)
+    else:
+        numbers, learned = tuple(decay), False
+        decay = torch.tensor(numbers, dtype=torch.float64).to(device)
+    return (decay, numbers) if learned or numbers is None or max(numbers, default=0.0) > 0 else (None, ())
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
@@ -146,9 +147,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sett
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
     if settings.backend == "linear" and settings.rates is not None:
-        return linear_attention(
-            query, key, value, settings.rates, scale=settings.scale, key_mask=key_mask, dtype=settings.dtype
-        )
+        return _attend_linearly(query, key, value, key_mask, settings)
     if len(plan) == 1:
         return _attend_once(query, key, value, key_mask, dense_mask, plan[0], settings)
     return union_attention(
@@ -173,9 +172,10 @@ def _plan(query_length: int, key_length: int, settings: _Settings) -> list[Piece
     """The pieces to compute; none if they depend on rates that are not known yet."""
     if settings.rates is None and not settings.is_causal:
         return [Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)]
-    if settings.max_rate is None:
+    if settings.numbers is None:
         return []
-    return pieces(query_length, key_length, settings.max_rate, settings.dtype, settings.is_causal)
+    max_rate = max(settings.numbers, default=0.0)
+    return pieces(query_length, key_length, max_rate, settings.dtype, settings.is_causal)
 
 
 def _attend_once(
@@ -204,6 +204,35 @@ def _attend_once(
         query, key, value, attn_mask=dense_mask, dropout_p=settings.dropout_p, is_causal=is_causal, scale=scale
     )
     return output[..., :width]
+
+
+def _attend_linearly(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, settings: _Settings) -> Tensor:
+    """Heads that decay enough go one by one through blocks of their own width, the others together and exactly."""
+    assert settings.rates is not None
+    assert settings.numbers is not None
+    if key_mask is not None:
+        key_mask = key_mask.expand(query.shape[0], query.shape[1], 1, key.shape[-2])
+    widths = [block_width(rate, key.shape[-2]) for rate in settings.numbers]
+    exact = [head for head, width in enumerate(widths) if width is None]
+    outputs: dict[int, Tensor] = {}
+    if exact:
+        together = settings._replace(
+            rates=settings.rates[exact],
+            numbers=tuple(settings.numbers[h] for h in exact),
+            smoothing=None,
+            backend="sdpa",
+        )
+        mask = None if key_mask is None else key_mask[:, exact]
+        attended = _attend(query[:, exact], key[:, exact], value[:, exact], mask, together)
+        outputs |= dict(zip(exact, attended.split(1, dim=1), strict=True))
+    for head, width in enumerate(widths):
+        if width is not None:
+            one = slice(head, head + 1)
+            outputs[head] = linear_head(
+                query[:, one], key[:, one], value[:, one], settings.rates[one], width, scale=settings.scale,
+                key_mask=None if key_mask is None else key_mask[:, one], dtype=settings.dtype,
+            )  # fmt: skip
+    return torch.cat([outputs[head] for head in range(len(widths))], dim=1)
 
 
 def _attend_by_formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:

@@ -21,44 +21,32 @@ from longlens.ops.union import union_attention
 REACH = 3.0  # a·W. Measured at L = 8192, outputs and gradients: 5e-3 at 1, 5e-4 at 2, 5e-5 at 3, 5e-6 at 4
 
 
-def linear_attention(
+def block_width(rate: float, length: int) -> int | None:
+    """The blocks W of a head, or None if exact attention is as cheap: three blocks span the sequence, or no decay."""
+    return None if rate * length <= 3 * REACH else int(REACH / rate) + 1
+
+
+def linear_head(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rates: Tensor,
+    rate: Tensor,
+    width: int,
     *,
     scale: float,
     key_mask: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Causal LaS attention of values that are smoothed already; query, key and value (B, H, L, ·), equal heads.
+    """Causal LaS attention of one head, of values that are smoothed already, in blocks of ``width``.
 
-    key_mask: (B or 1, H or 1, 1, L) boolean or None.
+    query, key and value (B, 1, L, ·), rate (1,), key_mask (B, 1, 1, L) boolean or None.
     """
-    length, heads = key.shape[-2], []
-    if key_mask is not None:
-        key_mask = key_mask.expand(query.shape[0], query.shape[1], 1, length)
-    for head, rate in enumerate(rates.tolist()):
-        one = slice(head, head + 1)
-        q, k, v, a = query[:, one], key[:, one], value[:, one], rates[one]
-        mask = None if key_mask is None else key_mask[:, one]
-        width = length if rate == 0 else min(length, int(REACH / rate) + 1)
-        if 2 * width >= length:
-            near = union_attention(q, k, v, a, is_causal=True, scale=scale, key_mask=mask, mask=None, dtype=dtype)
-        else:
-            near = _one_head(q, k, v, a, width, scale, mask, dtype)
-        heads.append(near)
-    return torch.cat(heads, dim=1)
-
-
-def _one_head(
-    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, width: int, scale: float, mask: Tensor | None, dtype
-) -> Tensor:
-    """query, key, value (B, 1, L, ·), rate (1,), blocks of ``width``."""
     batch, _, length, _ = query.shape
     exact = torch.promote_types(query.dtype, torch.float32)
     present = (
-        torch.ones(batch, length, 1, dtype=exact, device=query.device) if mask is None else mask[:, 0].mT.to(exact)
+        torch.ones(batch, length, 1, dtype=exact, device=query.device)
+        if key_mask is None
+        else key_mask[:, 0].mT.to(exact)
     )
     q, k, v, ones = (
         _blocks(x.to(exact), width) for x in (query[:, 0], key[:, 0], value[:, 0], present)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions, check_attention
+from longlens.ops.checks import AttentionOptions, check_attention, full_mask
 from longlens.ops.smoothing import Smoothing, smoothing_kernel
 
 POOLINGS = ("after-softmax", "re-masked", "renormalized", "before-softmax")
@@ -63,10 +63,10 @@ def las_attention_reference(
 
     Low precision is computed in float32 and rounded at the end.
     """
-    options = AttentionOptions(
-        decay=decay, smoothing=smoothing, side=side, chunk_size=chunk_size, is_causal=is_causal, attn_mask=attn_mask,
-        scale=scale, dropout_p=dropout_p, enable_gqa=enable_gqa,
-    )  # fmt: skip
+    options: AttentionOptions = {
+        "decay": decay, "smoothing": smoothing, "side": side, "chunk_size": chunk_size, "is_causal": is_causal,
+        "attn_mask": attn_mask, "scale": scale, "dropout_p": dropout_p, "enable_gqa": enable_gqa,
+    }  # fmt: skip
     check_attention(query, key, value, **options)
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -83,13 +83,15 @@ def las_attention_reference(
     distance = query_position[:, None] - key_position[None, :]  # (Lq, Lk)
 
     allowed = distance >= 0 if is_causal else torch.ones_like(distance, dtype=torch.bool)
+    if attn_mask is not None:
+        attn_mask = full_mask(attn_mask, key.shape[-2])
     same_chunk = None
     if chunk_size is not None:
         same_chunk = query_position[:, None] // chunk_size == key_position[None, :] // chunk_size
         allowed = allowed & same_chunk
         attn_mask = attn_mask if attn_mask is None else attn_mask & same_chunk
     if attn_mask is not None:
-        allowed = allowed & attn_mask  # broadcasts to (B, H, Lq, Lk)
+        allowed = allowed & attn_mask
 
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, Lq, Lk)
     if decay is not None:

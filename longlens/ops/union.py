@@ -102,7 +102,7 @@ def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Ten
     """Exclude keys where ``key_mask`` (B, 1 or H, 1, Lk) is False without a mask of size Lq×Lk: one more column, whose
     product is a huge negative score for them and 0 for the others. The scale must be in the queries already.
     """
-    huge = 3e4 if query.dtype == torch.float16 else 1e15
+    huge = 1e2 if query.dtype == torch.float16 else 1e15
     hidden = key_mask.mT.logical_not().to(key.dtype) * -huge
     query = torch.cat([query, query.new_full((1,), huge).expand(*query.shape[:-1], 1)], dim=-1)
     key = torch.cat([key, hidden.expand(*key.shape[:-1], 1)], dim=-1)
@@ -154,7 +154,7 @@ def _union_forward(
         output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
         lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
     else:
-        output, lse = far_output.to(exact, copy=True), far_lse.to(exact, copy=True)
+        output, lse = (x.to(exact).clone(memory_format=torch.contiguous_format) for x in (far_output, far_lse))
     for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
         rows, _ = piece.slices(query, key)
         q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
@@ -183,6 +183,7 @@ def _union_backward(
     is_causal: bool,
     scale: float,
     dtype: torch.dtype,
+    learn_rates: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exact = lse.dtype
     lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
@@ -201,7 +202,8 @@ def _union_backward(
         if rates is not None:
             query_weights, key_weights = _fold_weights(rates, piece, exact)
             dq, dk = dq * query_weights, dk * key_weights
-            query_distance, key_distance = _distances(piece, rates.device)  # d/da of exp(-a(i-c)) and exp(a(j-c))
+        if rates is not None and learn_rates:  # d/da of exp(-a(i-c)) and exp(a(j-c))
+            query_distance, key_distance = _distances(piece, rates.device)
             grad_rates -= (dq * query[..., rows, :]).sum((0, -1)).double() @ query_distance
             grad_rates += (dk * key[..., keys, :]).sum((0, -1)).double() @ key_distance
         grad_query[..., rows, :] += dq
@@ -218,7 +220,7 @@ def _(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, 
 
 
 @_union_backward.register_fake
-def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype):
+def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype, learn_rates):
     grads = (x.new_empty(x.shape) for x in (query, key, value))
     return *grads, query.new_empty(query.shape[1], dtype=torch.float64)
 
@@ -233,9 +235,9 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
     if grad is None:
         return (None,) * 11
     *inputs, far_output, far_lse, output, lse = ctx.saved_tensors
-    *grads, grad_rates = _union_backward(grad, *inputs, output, lse, ctx.is_causal, ctx.scale, ctx.dtype)
-    rates = inputs[3]
-    grad_rates = grad_rates.to(rates.dtype) if rates is not None else None
+    learn_rates = ctx.needs_input_grad[3]
+    *grads, grad_rates = _union_backward(grad, *inputs, output, lse, ctx.is_causal, ctx.scale, ctx.dtype, learn_rates)
+    grad_rates = grad_rates.to(inputs[3].dtype) if learn_rates else None
     grad_far_output = grad_far_lse = None
     if far_output is not None:
         share = torch.exp(far_lse - lse).unsqueeze(-1)  # of the far keys in the weight of each row

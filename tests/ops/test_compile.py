@@ -11,6 +11,7 @@ CASES = {
     "steep tensor of rates": {"decay": torch.tensor([0.0, 9.0]), "smoothing": 5},
     "chunks": {"decay": [0.0, 0.01], "smoothing": 5, "chunk_size": 32},
     "bidirectional": {"decay": [0.0, 0.01], "smoothing": 5, "is_causal": False},
+    "linear": {"decay": [0.0, 0.2], "smoothing": 5, "backend": "linear"},
     "padded": {"decay": [0.0, 0.01], "smoothing": 5, "attn_mask": torch.arange(90)[None, None, None] < 80},
 }
 

@@ -78,6 +78,28 @@ def test_equals_the_formula_in_float32(name, length):
     assert largest_error(fast, outputs_and_gradients(las_attention_reference, exact, grad, **options)) < 2e-6
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (9,), (9, 1), (9, 9), (1, 9), (2, 1, 1, 9), (2, 1, 9, 1), (3, 1, 1)])
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 4}, {"is_causal": False}, {"chunk_size": 4, "decay": None}])
+def test_masks_of_any_shape_that_broadcasts(options, shape):
+    inputs, grad = make((2, 3, 9, 4)), torch.randn(2, 3, 9, 4, dtype=torch.float64)
+    options = {"decay": [0.0, 0.1, 3.0], "smoothing": 3, "attn_mask": torch.rand(shape) < 0.6} | options
+    fast = outputs_and_gradients(las_attention, inputs, grad, **options)
+    assert largest_error(fast, outputs_and_gradients(las_attention_reference, inputs, grad, **options)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_padding_in_low_precision(is_causal, dtype):
+    inputs = make((2, 2, 60, 16), dtype=dtype)
+    mask = torch.arange(60) < torch.tensor([60, 33])[:, None, None, None]
+    options = {"decay": [0.0, 0.05], "smoothing": 5, "is_causal": is_causal, "attn_mask": mask}
+    grad = torch.randn(2, 2, 60, 16, dtype=dtype)
+    fast = outputs_and_gradients(las_attention, inputs, grad, **options)
+    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
+    formula = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+    assert largest_error(fast, formula) < 8 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_low_precision_to_its_rounding(name, dtype):
