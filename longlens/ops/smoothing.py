@@ -133,7 +133,8 @@ class _Filter(torch.autograd.Function):
         value, kernel = saved
         grad_value = grad_kernel = None
         if ctx.needs_input_grad[0]:
-            grad_value = _Filter.apply(grad, kernel, tuple(-shift for shift in ctx.shifts))
+            function = _Filter.apply if torch.is_grad_enabled() else _filter  # for gradients of gradients only
+            grad_value = function(grad, kernel, tuple(-shift for shift in ctx.shifts))
         if ctx.needs_input_grad[1]:
             grad_kernel = torch.stack([_correlation(grad, value, shift) for shift in ctx.shifts]).to(kernel.dtype)
         return grad_value, grad_kernel, None

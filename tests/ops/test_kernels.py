@@ -45,3 +45,16 @@ def test_padded_heads_change_nothing():
     torch.testing.assert_close(padded[0] @ padded[1].mT, query @ key.mT)
     wide = torch.randn(1, 2, 6, 32)
     assert all(x is wide for x in kernels.pad_heads(wide, wide, wide))
+
+
+@pytest.mark.parametrize("mask", [None, MASK.to("meta")])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_gpu_kernel_is_called_as_torch_declares_it(mask, causal, monkeypatch):
+    """Shapes only, on the meta device: there is no GPU here. The mathematics of the joining is the same as on CPU."""
+    monkeypatch.setattr(kernels, "_choose", lambda query: "efficient")
+    query, key, value, grad = (torch.empty(2, 3, 7, 5, device="meta") for _ in range(4))
+    output, lse = kernels.attention_forward(query, key, value, mask, causal, 0.3)
+    assert output.shape == value.shape
+    assert lse.shape == query.shape[:-1]
+    grads = kernels.attention_backward(grad, query, key, value, output, lse, mask, causal, 0.3)
+    assert [g.shape for g in grads] == [query.shape, key.shape, value.shape]
