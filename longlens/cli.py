@@ -4,10 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import tyro
 from rich.console import Console
+
+from longlens import __version__
 
 Device = Literal["cpu", "cuda"]
 
@@ -70,7 +72,7 @@ def figures_eld(
     from longlens.reports.eld import draw_eld
 
     draw_eld(out, heads=heads, max_rate=max_rate, length=length)
-    _console().print(f"written to {out}")
+    _console().print(f"written to {out}", markup=False)
 
 
 def demo(out: Path = Path("results")) -> None:
@@ -95,6 +97,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command; a bad argument is one clear line on stderr and exit code 2."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself on stderr otherwise
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        print(f"longlens {__version__}")
+        return
     name, commands = "longlens", COMMANDS
     while arguments and isinstance(commands.get(arguments[0]), dict):
         commands = commands[arguments[0]]
@@ -107,10 +112,18 @@ def main(arguments: list[str] | None = None) -> None:
             args=arguments,
         )
     except (ValueError, TypeError, OSError) as error:
-        Console(stderr=True).print(f"[red]longlens:[/red] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error) and not isinstance(error, MemoryError):
+            raise
+        _fail("not enough memory for these sizes: try smaller ones")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"longlens: {message}", highlight=False, soft_wrap=True, markup=False)
+    sys.exit(2)
 
 
 def _group(name: str, commands: dict[str, Any]) -> Callable[[], None]:

@@ -34,7 +34,7 @@ def run_demo(out: Path, console: Console) -> None:
     )  # fmt: skip
     console.rule("3. What it looks like")
     draw_eld(out / "eld.png", heads=8, max_rate=1e-3, length=4096)
-    console.print(f"the decay of scores with distance: {out / 'eld.png'}")
+    console.print(f"the decay of scores with distance: {out / 'eld.png'}", markup=False)
 
 
 def _compare() -> Table:

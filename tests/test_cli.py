@@ -45,6 +45,10 @@ def test_every_public_name_is_there():
         _ = longlens.nothing
 
 
+def test_version():
+    assert longlens("--version").stdout == f"longlens {__import__('longlens').__version__}\n"
+
+
 def test_bench_attention_writes_what_it_measured(tmp_path):
     out = tmp_path / "bench.json"
     result = longlens(
@@ -58,7 +62,7 @@ def test_bench_attention_writes_what_it_measured(tmp_path):
     names = [row["name"] for row in written["rows"] if row["length"] == 256]
     assert names[:4] == ["sdpa", "las", "las formula", "las linear"]
     assert names[4:] == ["sdpa, chunks of 128", "las, chunks of 128", "sdpa layer", "las layer"]
-    assert all(row["forward_backward_s"] > 0 and row["peak_bytes"] > 0 for row in written["rows"])
+    assert all(row["forward_backward_s"] > 0 and row["forward_peak_bytes"] > 0 for row in written["rows"])
 
 
 def test_figures_eld_draws_a_picture(tmp_path):
@@ -83,6 +87,10 @@ def test_figures_eld_draws_a_picture(tmp_path):
         (["bench", "attention", "--device", "tpu"], "tpu"),
         (["figures", "eld", "--length", "1"], "longlens: length must be at least 2, got 1"),
         (["figures", "eld", "--out", "eld.txt"], "longlens: out must end in .png, .pdf or .svg, got eld.txt"),
+        (["figures", "eld", "--out", "[/x].txt"], "longlens: out must end in .png, .pdf or .svg, got [/x].txt"),
+        (["bench", "attention", "--out", "."], "longlens: out must be a file in a folder that exists, got ."),
+        (["bench", "attention", "--groups"], "longlens: groups must name at least one of attention, chunk, layer"),
+        (["figures", "eld", "--length", "1000000000000"], "longlens: not enough memory for these sizes"),
         (["bnech"], "bnech"),
         (["bench"], "attention"),
     ],

@@ -167,7 +167,9 @@ def bench_attention(
     for name, numbers in (("lengths", lengths), ("head_dims", head_dims), ("rounds", (rounds,))):
         if min(numbers, default=0) < 1:
             raise ValueError(f"{name} must be at least 1, got {', '.join(map(str, numbers)) or 'none'}")
-    if out is not None and not out.parent.is_dir():
+    if not groups:
+        raise ValueError(f"groups must name at least one of {', '.join(GROUPS)}")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
     rows: list[dict] = []
     with Progress(console=console, transient=True) as progress:
@@ -190,7 +192,7 @@ def bench_attention(
         settings = asdict(setting) | {"rounds": rounds}
         result = {"environment": environment(torch.device(setting.device)), "settings": settings, "rows": rows}
         out.write_text(json.dumps(result, indent=1) + "\n")
-        console.print(f"written to {out}")
+        console.print(f"written to {out}", markup=False)
     return rows
 
 
@@ -209,9 +211,10 @@ def _measure(candidates: list[Candidate], rounds: int, device_name: str, progres
         name, cell = candidate.name, {"name": candidate.name, "skipped": candidate.skipped}
         cell["forward_s"] = forward_times[name].best if name in forward else None
         cell["forward_backward_s"] = both_times[name].best if name in both else None
-        cell["peak_bytes"] = peak_memory(both[name], device) if name in both else None
+        cell["forward_peak_bytes"] = peak_memory(forward[name], device) if name in forward else None
+        cell["forward_backward_peak_bytes"] = peak_memory(both[name], device) if name in both else None
         advance()
-        for field in ("forward_s", "forward_backward_s", "peak_bytes"):
+        for field in ("forward_s", "forward_peak_bytes", "forward_backward_s", "forward_backward_peak_bytes"):
             first = (cells or [cell])[0][field]
             cell[field.rpartition("_")[0] + "_ratio"] = cell[field] / first if cell[field] else None
         cells.append(cell)
@@ -233,25 +236,21 @@ def _table(title: str) -> Table:
     table = Table(title=title, caption="× : relative to the first line of each group; best of the interleaved rounds")
     table.add_column("L", justify="right")
     table.add_column("")
-    for name in ("forward ms", "×", "forward + backward ms", "×", "peak MiB", "×"):
-        table.add_column(name, justify="right")
+    for part in ("forward", "forward + backward"):
+        for name in (f"{part} ms", "×", "MiB", "×"):
+            table.add_column(name, justify="right")
     return table
 
 
 def _columns(row: dict) -> list[str]:
     if row["skipped"]:
-        return [str(row["length"]), row["name"], row["skipped"], *[""] * 5]
+        return [str(row["length"]), row["name"], row["skipped"], *[""] * 7]
 
     def show(number: float | None, form: str, unit: float = 1.0) -> str:
         return "–" if number is None else format(number * unit, form)
 
-    return [
-        str(row["length"]),
-        row["name"],
-        show(row["forward_s"], ".2f", 1e3),
-        show(row["forward_ratio"], ".2f"),
-        show(row["forward_backward_s"], ".2f", 1e3),
-        show(row["forward_backward_ratio"], ".2f"),
-        show(row["peak_bytes"], ".1f", 2.0**-20),
-        show(row["peak_ratio"], ".2f"),
-    ]
+    columns = [str(row["length"]), row["name"]]
+    for part in ("forward", "forward_backward"):
+        columns += [show(row[f"{part}_s"], ".2f", 1e3), show(row[f"{part}_ratio"], ".2f")]
+        columns += [show(row[f"{part}_peak_bytes"], ".1f", 2.0**-20), show(row[f"{part}_peak_ratio"], ".2f")]
+    return columns

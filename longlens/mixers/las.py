@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from longlens.ops.checks import AttentionOptions, check_chunk_size
+from longlens.ops.checks import AttentionOptions, check_chunk_size, check_share
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
@@ -31,9 +31,11 @@ class LaSCache:
             raise ValueError(
                 f"x has a batch of {key.shape[0]}, the cache one of {self.key.shape[0]}: start a new cache"
             )
+        if self.key is not None and self.key.dtype != key.dtype:
+            raise ValueError(f"x gives keys of {key.dtype}, the cache holds {self.key.dtype}: start a new cache")
         if window is not None:
             values = _extend(self.recent, value)
-            self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :]
+            self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :].clone()
             value = smooth_values(values, window)[..., -value.shape[-2] :, :]
         self.key, self.value = _extend(self.key, key), _extend(self.value, value)
         return self.key, self.value
@@ -43,7 +45,7 @@ class LaSCache:
 
 
 def _extend(past: Tensor | None, new: Tensor) -> Tensor:
-    return new if past is None else torch.cat([past, new], dim=-2)
+    return new.contiguous() if past is None else torch.cat([past, new], dim=-2)
 
 
 class LaSAttention(nn.Module):
@@ -83,15 +85,15 @@ class LaSAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        rates = decay_rates(num_heads, max_rate, schedule, device="cpu")
-        if embed_dim < 1 or embed_dim % num_heads != 0:
-            raise ValueError(f"embed_dim must be a multiple of num_heads = {num_heads}, got {embed_dim}")
-        if window is not None and (not isinstance(window, int) or window < 1 or window % 2 == 0):
+        rates = decay_rates(num_heads, max_rate, schedule, device="cpu", dtype=torch.float32)
+        if not isinstance(embed_dim, int) or embed_dim < 1 or embed_dim % num_heads != 0:
+            raise ValueError(f"embed_dim must be a multiple of num_heads = {num_heads}, got {embed_dim!r}")
+        is_window = isinstance(window, int) and not isinstance(window, bool) and window > 0 and window % 2 == 1
+        if window is not None and not is_window:
             raise ValueError(f"window must be an odd number of at least 1, or None, got {window!r}")
         check_side(side)
         check_chunk_size(chunk_size)
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout must lie between 0 and 1, got {dropout!r}")
+        check_share("dropout", dropout)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.max_rate = max_rate
@@ -172,6 +174,9 @@ class LaSAttention(nn.Module):
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
     def _check_input(self, x: Tensor, mask: Tensor | None, cache: LaSCache | None) -> None:
+        for name, given, kind in (("x", x, Tensor), ("mask", mask, Tensor), ("cache", cache, LaSCache)):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got a {type(given).__name__}")
         if x.ndim != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(f"x must have the shape (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
@@ -188,5 +193,6 @@ class LaSAttention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, max_rate={self.max_rate}, window={self.window}, "
-            f"side={self.side!r}, chunk_size={self.chunk_size}, bidirectional={self.bidirectional}"
+            f"side={self.side!r}, chunk_size={self.chunk_size}, bidirectional={self.bidirectional}, "
+            f"schedule={self.schedule!r}, dropout={self.dropout}"
         )

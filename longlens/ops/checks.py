@@ -59,10 +59,11 @@ def check_attention(
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
         _check_device("attn_mask", attn_mask, query)
-    if scale is not None and not -math.inf < scale < math.inf:
-        raise ValueError(f"scale must be a finite number or None, got {scale!r}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must lie between 0 and 1, got {dropout_p!r}")
+    if scale is not None:
+        check_number("scale", scale)
+        if not -math.inf < scale < math.inf:
+            raise ValueError(f"scale must be a finite number or None, got {scale!r}")
+    check_share("dropout_p", dropout_p)
 
 
 def check_linear(query: Tensor, key: Tensor, **options: Unpack[AttentionOptions]) -> None:
@@ -88,7 +89,7 @@ def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int) -> None:
     if decay is None:
         return
     if isinstance(decay, Tensor):
-        if not decay.is_floating_point():
+        if decay.dtype not in DTYPES:
             raise TypeError(f"decay must be a floating-point tensor of rates, got {decay.dtype}")
         if decay.shape != (num_heads,):
             raise ValueError(
@@ -104,8 +105,20 @@ def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int) -> None:
         if len(rates) != num_heads:
             raise ValueError(f"decay must have one rate for each of the {num_heads} query heads, got {len(rates)}")
     for head, rate in enumerate(rates):
+        check_number(f"decay of head {head}", rate)
         if not 0 <= rate < math.inf:
             raise ValueError(f"decay must have finite rates of at least 0, got {rate} for head {head}")
+
+
+def check_number(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_share(name: str, value: float) -> None:
+    check_number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
@@ -134,6 +147,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}")
         if tensor.ndim != 4:
             raise ValueError(f"{name} must have the shape (batch, heads, length, width), got {tuple(tensor.shape)}")
+        if tensor.shape[-1] == 0:
+            raise ValueError(f"{name} must have a head width of at least 1, got {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise TypeError(f"{name} must be one of {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")

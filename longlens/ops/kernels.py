@@ -110,6 +110,9 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
+    bias = bias.expand(*bias.shape[:2], query.shape[-2], key.shape[-2])
+    if bias.device.type != "cpu":  # GPU kernels read rows at aligned addresses
+        bias = F.pad(bias, (0, -key.shape[-2] % 16))[..., : key.shape[-2]]
     return bias.expand(*query.shape[:-1], key.shape[-2])
 
 

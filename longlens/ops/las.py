@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear, full_mask
+from longlens.ops.decay import exact_dtype
 from longlens.ops.kernels import pad_heads
 from longlens.ops.linear import block_width, linear_head
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import Smoothing, smooth_values
-from longlens.ops.union import Piece, fold, hide_keys, pieces, union_attention
+from longlens.ops.union import Piece, fold, hide_keys, one_folding_fits, union_attention
 
 
 def las_attention(
@@ -53,7 +54,8 @@ def las_attention(
         key: (B, H, Lk, d).
         value: (B, H, Lk, dv).
         decay: (H,) rates >= 0, see ``decay_rates``; a score at distance n is multiplied by exp(-rate·n). A sequence of
-            floats is as good as a tensor, and saves a GPU from waiting for the values to be checked.
+            floats is as good as a tensor, and saves a GPU from waiting for the values to be checked. One kernel call
+            serves while rate·Lq is below about 44 (float32, bfloat16; 5.5 in float16); steeper rates take several.
         smoothing: an odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a
             key moves on to the keys before it, f[0] of it staying.
         side: ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality. ``"centered"`` is
@@ -61,13 +63,15 @@ def las_attention(
         chunk_size: cut the sequence into independent blocks of this length, the last of which may be shorter.
         is_causal: attend to j <= i only. Without it the distance is |i - j|.
         attn_mask: boolean, True = attend, broadcastable to (B, H, Lq, Lk); applied after the decay. A key that no query
-            may attend to is padding: its value does not enter the smoothing. Rows that may attend to nothing give 0.
+            may attend to is padding: its value does not enter the smoothing (among the queries given: with a cache,
+            hide a key from one query only if it is hidden from all). Rows that may attend to nothing give 0.
         scale: of the scores; 1/√d by default.
         dropout_p: of the weights, before smoothing. As in torch's function it is always on: pass 0.0 for evaluation.
+            Where several kernel calls are joined (bidirectional decay, a cache, steep rates) it takes the formula.
         enable_gqa: let key and value have fewer heads, each serving a group of H / Hkv query heads.
         backend: ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``: O(L) for
-            each head that decays, with an error of about 1e-4 (``linear.py``), causal only; ``"auto"``: sdpa, but for a
-            single query the formula, which is then the fastest.
+            each head that decays, causal only, with an error of about 1e-4 for scores of size 1 (``linear.py``);
+            ``"auto"``: sdpa, but for a single query the formula, which is then the fastest.
 
     Returns:
         (B, H, Lq, dv).
@@ -124,14 +128,14 @@ def _rates(
         learned, decay = decay.requires_grad, decay.to(device)
     else:
         numbers, learned = tuple(decay), False
-        decay = torch.tensor(numbers, dtype=torch.float64).to(device)
+        decay = torch.tensor(numbers, dtype=exact_dtype(device)).to(device)
     return (decay, numbers) if learned or numbers is None or max(numbers, default=0.0) > 0 else (None, ())
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
     """As torch's own function: autocast lowers float32, never float64."""
     kind = query.device.type
-    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
     return query.dtype
 
@@ -139,17 +143,18 @@ def _compute_dtype(query: Tensor) -> torch.dtype:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
     """Attention over one unbroken sequence: smooth the values, fold the decay, call the kernel."""
     value = _smooth(value, mask, settings)
-    plan = _plan(query.shape[-2], key.shape[-2], settings)
-    is_decoding = query.shape[-2] == 1 and settings.backend == "auto"
-    if is_decoding or (settings.dropout_p > 0 and len(plan) != 1) or query.numel() == 0:
+    if (query.shape[-2] == 1 and settings.backend == "auto") or query.numel() == 0:
+        return _attend_by_formula(query, key, value, mask, settings)
+    piece = _single_piece(query.shape[-2], key.shape[-2], settings)
+    if piece is None and settings.dropout_p > 0:
         return _attend_by_formula(query, key, value, mask, settings)
 
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
     if settings.backend == "linear" and settings.rates is not None:
         return _attend_linearly(query, key, value, key_mask, settings)
-    if len(plan) == 1:
-        return _attend_once(query, key, value, key_mask, dense_mask, plan[0], settings)
+    if piece is not None:
+        return _attend_once(query, key, value, key_mask, dense_mask, piece, settings)
     return union_attention(
         query, key, value, settings.rates, is_causal=settings.is_causal, scale=settings.scale,
         key_mask=key_mask, mask=dense_mask, dtype=settings.dtype,
@@ -168,14 +173,16 @@ def _smooth(value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
     return value
 
 
-def _plan(query_length: int, key_length: int, settings: _Settings) -> list[Piece]:
-    """The pieces to compute; none if they depend on rates that are not known yet."""
-    if settings.rates is None and not settings.is_causal:
-        return [Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)]
-    if settings.numbers is None:
-        return []
-    max_rate = max(settings.numbers, default=0.0)
-    return pieces(query_length, key_length, max_rate, settings.dtype, settings.is_causal)
+def _single_piece(query_length: int, key_length: int, settings: _Settings) -> Piece | None:
+    """What to fold if one call of the kernel covers it all; None if it takes several, or if that is not known yet."""
+    if not settings.is_causal:
+        whole = Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)
+        return whole if settings.rates is None else None
+    if settings.numbers is None or query_length != key_length:
+        return None
+    if not one_folding_fits(key_length, max(settings.numbers, default=0.0), settings.dtype):
+        return None
+    return Piece((0, key_length), (0, key_length), (key_length - 1) / 2, causal=True, upper=False)
 
 
 def _attend_once(

@@ -7,8 +7,8 @@ the far keys of a query enter only through sums over them,
 
 The second sum is a state of size d×d that decays from block to block: linear attention with retention. The sequence is
 cut into blocks of W; a query attends exactly to its own block and the one before it, and to earlier ones through the
-state. The error falls like exp(-2aW). W is ``REACH`` / a, so the time is O(L·W) for each head. A head with a = 0 has no
-far field and stays exact.
+state. The error falls like exp(-2aW) and grows with the scores. With W = ``REACH`` / a the time is O(L·W) for each head.
+A head with a = 0 has no far field and stays exact.
 """
 
 import torch
@@ -21,9 +21,15 @@ from longlens.ops.union import union_attention
 REACH = 3.0  # a·W. Measured at L = 8192, outputs and gradients: 5e-3 at 1, 5e-4 at 2, 5e-5 at 3, 5e-6 at 4
 
 
+MIN_WIDTH = 64  # narrower blocks would save nothing, and their states would fill the memory
+
+
 def block_width(rate: float, length: int) -> int | None:
     """The blocks W of a head, or None if exact attention is as cheap: three blocks span the sequence, or no decay."""
-    return None if rate * length <= 3 * REACH else int(REACH / rate) + 1
+    if rate * length <= 3 * REACH:
+        return None
+    width = max(int(REACH / rate) + 1, MIN_WIDTH)
+    return None if 3 * width >= length else width
 
 
 def linear_head(
@@ -90,5 +96,5 @@ def _retention(rate: Tensor, count: int, width: int, dtype: torch.dtype) -> Tens
     """(n, n): how much of block j's state, as of its end, is left at the start of block i; 0 for j > i - 2."""
     block = torch.arange(count, device=rate.device)
     gap = block[:, None] - block[None, :] - 1  # whole blocks in between
-    weights = decay_weights(rate, (-width * gap).flatten(), dtype).view(count, count)
+    weights = decay_weights(rate, (-width * gap.clamp_min(0)).flatten(), dtype).view(count, count)
     return torch.where(gap >= 1, weights, 0.0)

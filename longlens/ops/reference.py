@@ -71,7 +71,12 @@ def las_attention_reference(
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
 
-    dtype = query.dtype
+    kind, dtype = query.device.type, query.dtype
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return las_attention_reference(  # pyright: ignore[reportCallIssue]
+                query, key, value, pooling=pooling, return_weights=return_weights, **options
+            )
     query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]

@@ -9,6 +9,7 @@ with offset 0 for ``side="past"`` (weight only moves to earlier positions: causa
 The L×L matrix is never needed: the cost is O(P·L·d).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Te
     tensor([1., 3., 6.])
     """
     check_side(side)
+    if value.ndim < 2:
+        raise ValueError(f"value must have the shape (..., length, width), got {tuple(value.shape)}")
     kernel = smoothing_kernel(smoothing, side)
     if isinstance(kernel, Tensor):
         kernel = kernel.to(value.device)
@@ -72,6 +75,9 @@ def smoothing_kernel(smoothing: Smoothing, side: str) -> Kernel:
     elif isinstance(smoothing, Sequence) and not isinstance(smoothing, str):
         if len(smoothing) == 0:
             raise ValueError("smoothing must be a kernel of at least one weight, got none")
+        for weight in smoothing:
+            if not isinstance(weight, (int, float)) or not -math.inf < weight < math.inf:
+                raise ValueError(f"smoothing must be a kernel of finite numbers, got {weight!r}")
         kernel = tuple(float(weight) for weight in smoothing)
     else:
         raise TypeError(f"smoothing must be an odd window, a 1-D kernel or None, got a {type(smoothing).__name__}")

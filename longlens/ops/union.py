@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from longlens.ops.checks import check_decay
-from longlens.ops.decay import decay_weights, max_exponent
+from longlens.ops.decay import decay_weights, exact_dtype, max_exponent
 from longlens.ops.kernels import attention_backward, attention_forward
 
 
@@ -45,14 +45,18 @@ class Piece(NamedTuple):
         return self.causal and self.upper
 
 
+def one_folding_fits(length: int, max_rate: float, dtype: torch.dtype) -> bool:
+    """Whether the weights of a segment of ``length``, folded around its middle, stay within ``max_exponent``."""
+    return max_rate * (length - 1) <= 2 * max_exponent(dtype)
+
+
 def pieces(
     query_length: int, key_length: int, rates: Tensor | float | None, dtype: torch.dtype, is_causal: bool
 ) -> list[Piece]:
     """Cut attention of the last ``query_length`` positions over ``key_length`` keys into pieces that fit ``dtype``."""
     max_rate = float(rates.max()) if isinstance(rates, Tensor) else rates or 0.0
-    reach = max_exponent(dtype)
-    fits = max_rate * max(query_length - 1, 0) / 2 <= reach
-    width = max(query_length, 1) if fits else int(2 * reach / max_rate) + 1
+    fits = one_folding_fits(query_length, max_rate, dtype)
+    width = max(query_length, 1) if fits else int(2 * max_exponent(dtype) / max_rate) + 1
     result = []
     for start in range(key_length - query_length, key_length, width):
         stop = min(start + width, key_length)
@@ -83,7 +87,7 @@ def fold(
 def _fold_weights(rates: Tensor, piece: Piece, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     query_distance, key_distance = _distances(piece, rates.device)
     if query_distance is key_distance:  # the usual piece, the diagonal: one exponential serves both
-        weights = decay_weights(rates, key_distance, torch.float64)
+        weights = decay_weights(rates, key_distance, key_distance.dtype)
         exact = torch.promote_types(dtype, torch.float32)
         return weights.reciprocal().to(exact), weights.to(exact)
     return decay_weights(rates, -query_distance, dtype), decay_weights(rates, key_distance, dtype)
@@ -92,17 +96,18 @@ def _fold_weights(rates: Tensor, piece: Piece, dtype: torch.dtype) -> tuple[Tens
 def _distances(piece: Piece, device: torch.device) -> tuple[Tensor, Tensor]:
     """i - c and j - c, negated for keys that come later than their queries."""
     sign = -1.0 if piece.upper else 1.0
-    rows = sign * (torch.arange(*piece.rows, device=device, dtype=torch.float64) - piece.center)
+    dtype = exact_dtype(device)
+    rows = sign * (torch.arange(*piece.rows, device=device, dtype=dtype) - piece.center)
     if piece.rows == piece.keys:
         return rows, rows
-    return rows, sign * (torch.arange(*piece.keys, device=device, dtype=torch.float64) - piece.center)
+    return rows, sign * (torch.arange(*piece.keys, device=device, dtype=dtype) - piece.center)
 
 
 def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Exclude keys where ``key_mask`` (B, 1 or H, 1, Lk) is False without a mask of size Lq×Lk: one more column, whose
     product is a huge negative score for them and 0 for the others. The scale must be in the queries already.
     """
-    huge = 1e2 if query.dtype == torch.float16 else 1e15
+    huge = 240.0 if query.dtype == torch.float16 else 1e15  # its square is still finite
     hidden = key_mask.mT.logical_not().to(key.dtype) * -huge
     query = torch.cat([query, query.new_full((1,), huge).expand(*query.shape[:-1], 1)], dim=-1)
     key = torch.cat([key, hidden.expand(*key.shape[:-1], 1)], dim=-1)
@@ -188,7 +193,7 @@ def _union_backward(
     exact = lse.dtype
     lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
     grad_query, grad_key, grad_value = (torch.zeros(x.shape, dtype=exact, device=x.device) for x in (query, key, value))
-    grad_rates = torch.zeros(query.shape[1], dtype=torch.float64, device=query.device)
+    grad_rates = torch.zeros(query.shape[1], dtype=exact_dtype(query.device), device=query.device)
     for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
         rows, keys = piece.slices(query, key)
         q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
@@ -204,8 +209,8 @@ def _union_backward(
             dq, dk = dq * query_weights, dk * key_weights
         if rates is not None and learn_rates:  # d/da of exp(-a(i-c)) and exp(a(j-c))
             query_distance, key_distance = _distances(piece, rates.device)
-            grad_rates -= (dq * query[..., rows, :]).sum((0, -1)).double() @ query_distance
-            grad_rates += (dk * key[..., keys, :]).sum((0, -1)).double() @ key_distance
+            grad_rates -= (dq * query[..., rows, :]).sum((0, -1)).to(grad_rates) @ query_distance
+            grad_rates += (dk * key[..., keys, :]).sum((0, -1)).to(grad_rates) @ key_distance
         grad_query[..., rows, :] += dq
         grad_key[..., keys, :] += dk
         grad_value[..., keys, :] += dv
@@ -222,7 +227,7 @@ def _(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, 
 @_union_backward.register_fake
 def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype, learn_rates):
     grads = (x.new_empty(x.shape) for x in (query, key, value))
-    return *grads, query.new_empty(query.shape[1], dtype=torch.float64)
+    return *grads, query.new_empty(query.shape[1], dtype=exact_dtype(query.device))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

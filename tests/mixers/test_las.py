@@ -50,6 +50,8 @@ def test_cache_misuse_is_refused():
     layer(x, cache=cache)
     with pytest.raises(ValueError, match="x has a batch of 1, the cache one of 2: start a new cache"):
         layer(x[:1], cache=cache)
+    with pytest.raises(ValueError, match=r"x gives keys of torch.float32, the cache holds torch.float64"):
+        layer.float()(x.float(), cache=cache)
     assert len(cache) == 23, "a refused step leaves the cache as it was"
 
 
@@ -107,6 +109,7 @@ def test_meta_device_then_reset_parameters():
     with torch.device("meta"):
         layer = LaSAttention(16, 4)
     assert all(p.is_meta for p in layer.parameters())
+    assert layer(torch.empty(1, 5, 16, device="meta")).shape == (1, 5, 16)
     layer = layer.to_empty(device="cpu")
     torch.manual_seed(1)
     layer.reset_parameters()
@@ -119,6 +122,11 @@ def test_meta_device_then_reset_parameters():
 def test_rates_survive_low_precision_and_copies():
     layer = LaSAttention(16, 4)
     rates = layer.rates
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert LaSAttention(16, 4).rates == rates
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert copy.deepcopy(layer).bfloat16().rates == rates
     assert layer.half()(torch.randn(1, 5, 16, dtype=torch.float16)).dtype == torch.float16
 
@@ -163,6 +171,8 @@ def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
     [
         ((16, 3), {}, "embed_dim must be a multiple of num_heads = 3, got 16"),
         ((16, 0), {}, "num_heads must be an integer of at least 1, got 0"),
+        ((16.0, 4), {}, "embed_dim must be a multiple of num_heads = 4, got 16.0"),
+        ((16, 4), {"window": True}, "window must be an odd number of at least 1, or None, got True"),
         ((16, 4), {"window": 4}, "window must be an odd number of at least 1, or None, got 4"),
         ((16, 4), {"max_rate": -1.0}, "max_rate must be a finite number of at least 0, got -1.0"),
         ((16, 4), {"side": "left"}, "side must be one of past, centered, got 'left'"),
@@ -179,6 +189,12 @@ def test_bad_input():
     layer = LaSAttention(16, 4)
     with pytest.raises(ValueError, match=r"x must have the shape \(batch, length, 16\), got \(2, 5, 8\)"):
         layer(torch.zeros(2, 5, 8))
+    for arguments, message in (
+        (([1.0],), "x must be a Tensor, got a list"),
+        ((torch.zeros(2, 5, 16),), "cache must be a LaSCache, got a dict"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            layer(*arguments, cache={})
     with pytest.raises(ValueError, match=r"mask must be boolean with the shape \(batch, length\) = \(2, 5\)"):
         layer(torch.zeros(2, 5, 16), mask=torch.ones(2, 5))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longlens import LaSAttention, decay_rates, las_attention
+from longlens import LaSAttention, LaSCache, decay_rates, las_attention
 
 CASES = {
     "las": {"decay": [0.0, 0.01], "smoothing": 5},
@@ -33,13 +33,24 @@ def test_compiled_equals_eager(name):
         torch.testing.assert_close(*grads, rtol=0, atol=2e-6)
 
 
-def test_compiled_layer_at_several_lengths():
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 16}, {"bidirectional": True}, {"max_rate": 9.0}])
+def test_compiled_layer_at_many_lengths(options):
+    """More lengths than torch allows recompilations: the code must not depend on each one."""
     torch._dynamo.reset()
-    layer = LaSAttention(32, 4, window=3)
-    compiled = torch.compile(layer, fullgraph=True)
-    for length in (33, 64, 65):
+    layer = LaSAttention(32, 4, window=3, **options)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for length in range(33, 143, 10):
         x = torch.randn(2, length, 32)
         torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=2e-6)
+
+
+def test_compiled_decoding():
+    torch._dynamo.reset()
+    layer, x, cache = LaSAttention(32, 4), torch.randn(1, 12, 32), LaSCache()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        steps = [compiled(x[:, t : t + 1], cache=cache) for t in range(12)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), layer(x), rtol=0, atol=2e-6)
 
 
 def test_bad_rates_are_refused_when_a_compiled_function_runs():

@@ -38,6 +38,11 @@ BAD = [
     ((X, X, X), {"attn_mask": torch.zeros(6, 6)}, TypeError, "attn_mask must be a boolean tensor.*got torch.float32"),
     ((X, X, X), {"attn_mask": torch.ones(2, 6, dtype=torch.bool)}, ValueError, r"mask\[:, None, None, :\]"),
     ((X, X, X), {"attn_mask": torch.ones(9, 2, 4, 6, 6, dtype=torch.bool)}, ValueError, "attn_mask must broadcast to"),
+    ((X[..., :0], X[..., :0], X), {}, ValueError, "query must have a head width of at least 1"),
+    ((X, X, X), {"decay": ["a"] * 4}, TypeError, "decay of head 0 must be a number, got 'a'"),
+    ((X, X, X), {"decay": torch.zeros(4).to(torch.float8_e4m3fn)}, TypeError, "decay must be a floating-point tensor"),
+    ((X, X, X), {"scale": "x"}, TypeError, "scale must be a number, got 'x'"),
+    ((X, X, X), {"dropout_p": None}, TypeError, "dropout_p must be a number, got None"),
     ((X, X, X), {"scale": math.nan}, ValueError, "scale must be a finite number or None, got nan"),
     ((X, X, X), {"dropout_p": 1.5}, ValueError, "dropout_p must lie between 0 and 1, got 1.5"),
 ]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from longlens import decay_rates, las_attention, las_attention_reference
 from longlens.bench.measure import peak_memory
+from longlens.ops.decay import max_exponent
 
 LENGTHS = (1, 2, 63, 127, 500, 1000)
 VARIANTS = {
@@ -209,6 +210,47 @@ def test_extreme_decay_stays_finite_and_right(product, is_causal, dtype):
     formula = outputs_and_gradients(las_attention_reference, exact, grad, **options)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-6}.get(dtype, 8 * torch.finfo(dtype).eps)
     assert largest_error(fast, formula) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 7.0])
+def test_masks_and_dropout_at_the_edge_of_the_exponent(share, is_causal, dtype):
+    """Above the diagonal the folded products are largest; a mask that is added to them must not meet an infinity."""
+    length = 300
+    inputs = [x * size for x, size in zip(make((1, 1, length, 32), dtype=dtype), (4, 4, 1), strict=True)]
+    rate = share * 2 * max_exponent(dtype) / (length - 1)
+    mask = (torch.rand(length, length) < 0.9) | torch.eye(length, dtype=torch.bool)
+    options = {"decay": [rate], "attn_mask": mask, "is_causal": is_causal}
+    output = las_attention(*inputs, **options)
+    exact = las_attention_reference(*(x.double() for x in inputs), **options)
+    size_of_scores = 16 * 32**0.5
+    assert (output - exact).abs().max() < 8 * size_of_scores * torch.finfo(dtype).eps
+    assert las_attention(*inputs, decay=[rate], dropout_p=0.1, is_causal=is_causal).isfinite().all()
+
+
+@pytest.mark.parametrize(("sizes", "grad_size"), [((1 / 300, 300), 1.0), ((300, 1 / 300), 1.0), ((1, 1), 1e-4)])
+def test_float16_with_large_keys_and_small_gradients(sizes, grad_size):
+    """What plain attention in float16 can represent, LaS can, with an error of the same order."""
+    query, key, value = make((1, 2, 200, 32), dtype=torch.float16)
+    inputs = [(x * s).detach().requires_grad_() for x, s in zip((query, key, value), (*sizes, 1), strict=True)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    grad = grad_size * torch.randn(1, 2, 200, 32, dtype=torch.float64)
+    errors = {}
+    for name, options in {"plain": {}, "las": {"decay": [0.0, 0.05]}}.items():
+        actual = outputs_and_gradients(las_attention, inputs, grad, **options)
+        expected = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+        pairs = zip(actual, expected, strict=True)
+        errors[name] = torch.stack([(a - e).norm() / e.norm() for a, e in pairs])
+    assert (errors["las"] < 5 * errors["plain"] + 2e-3).all(), errors
+
+
+def test_hidden_keys_stay_hidden_for_large_scores_in_float16():
+    query = torch.full((1, 1, 4, 64), 40.0, dtype=torch.float16)
+    key = torch.tensor([-40.0, -40.0, 40.0, 40.0], dtype=torch.float16).view(1, 1, 4, 1).expand(1, 1, 4, 64)
+    value = torch.ones(1, 1, 4, 64, dtype=torch.float16)
+    mask = torch.tensor([True, True, False, False])[None, None, None]
+    assert torch.equal(las_attention(query, key, value, attn_mask=mask, is_causal=False), value)
 
 
 def test_large_scores_with_decay_stay_right():

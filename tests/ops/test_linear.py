@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longlens import las_attention
+from longlens.bench.measure import peak_memory
 from longlens.ops import linear
 
 
@@ -48,7 +49,8 @@ def test_the_error_falls_with_the_reach(monkeypatch):
     assert all(0.05 < ratio < 0.25 for ratio in ratios), errors
 
 
-def test_gradcheck():
+def test_gradcheck(monkeypatch):
+    monkeypatch.setattr(linear, "MIN_WIDTH", 1)
     inputs = [torch.randn(1, 1, 13, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     rates = torch.tensor([1.3], dtype=torch.float64, requires_grad=True)  # blocks of 3
 
@@ -65,6 +67,19 @@ def test_short_sequences_are_exact():
 
 def test_steep_decay_is_finite_and_right():
     assert relative_errors(length=500, rates=(2.0, 50.0, 1e4)).max() < 2e-4
+    rates = torch.tensor([2.0, 50.0], requires_grad=True)
+    output = las_attention(*torch.randn(3, 1, 2, 500, 8), decay=rates, backend="linear")
+    assert torch.autograd.grad(output.sum(), rates)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("rate", [0.05, 10.0])
+def test_memory_is_linear(rate):
+    def memory(length):
+        inputs = [torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3)]
+        job = lambda: las_attention(*inputs, decay=[rate], backend="linear").sum().backward()  # noqa: E731
+        return peak_memory(job, torch.device("cpu"))
+
+    assert memory(4096) < 2.2 * memory(2048)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

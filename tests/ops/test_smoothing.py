@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,8 @@ def test_vmap():
         (torch.ones(2, 2), "past", ValueError, r"got a tensor of shape \(2, 2\)"),
         (torch.ones(3, dtype=torch.long), "past", TypeError, "floating-point weights, got torch.int64"),
         ([0.5, 0.5], "centered", ValueError, "odd length to be centered, got a kernel of 2 weights"),
+        ([0.5, math.nan, 0.5], "past", ValueError, "finite numbers, got nan"),
+        (["a"], "past", ValueError, "finite numbers, got 'a'"),
         (3, "future", ValueError, "side must be one of past, centered, got 'future'"),
     ],
 )
