@@ -17,7 +17,7 @@ check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(STAMP)  ## the full attention benchmark (about half an hour on two cores)
+bench: $(STAMP)  ## the full attention benchmark (about forty minutes on two cores)
 	mkdir -p results
 	$(BIN)/longlens bench attention --out results/bench_attention.json
 

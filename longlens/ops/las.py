@@ -22,7 +22,7 @@ from torch import Tensor
 from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear, full_mask
 from longlens.ops.decay import exact_dtype
 from longlens.ops.kernels import pad_heads
-from longlens.ops.linear import block_width, linear_head
+from longlens.ops.linear import EXACT_REACH, REACH, block_width, linear_head
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import Smoothing, smooth_values
 from longlens.ops.union import Piece, fold, hide_keys, one_folding_fits, union_attention
@@ -151,8 +151,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sett
 
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
-    if settings.backend == "linear" and settings.rates is not None:
-        return _attend_linearly(query, key, value, key_mask, settings)
+    widths = [] if dense_mask is not None else _block_widths(query.shape[-2], key.shape[-2], settings)
+    if any(widths):
+        return _attend_in_blocks(query, key, value, key_mask, widths, settings)
     if piece is not None:
         return _attend_once(query, key, value, key_mask, dense_mask, piece, settings)
     return union_attention(
@@ -213,25 +214,35 @@ def _attend_once(
     return output[..., :width]
 
 
-def _attend_linearly(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, settings: _Settings) -> Tensor:
-    """Heads that decay enough go one by one through blocks of their own width, the others together and exactly."""
+def _block_widths(query_length: int, key_length: int, settings: _Settings) -> list[int | None]:
+    """The width of the blocks for each head that is cheaper in blocks: exactly if it decays steeply, or linear."""
+    if settings.numbers is None or not settings.is_causal or query_length != key_length or settings.dropout_p > 0:
+        return []
+    reach = REACH if settings.backend == "linear" else EXACT_REACH
+    return [block_width(rate, key_length, reach) for rate in settings.numbers]
+
+
+def _attend_in_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    widths: list[int | None],
+    settings: _Settings,
+) -> Tensor:
+    """Heads with a width go one by one through blocks of it, the others together."""
     assert settings.rates is not None
     assert settings.numbers is not None
     if key_mask is not None:
         key_mask = key_mask.expand(query.shape[0], query.shape[1], 1, key.shape[-2])
-    widths = [block_width(rate, key.shape[-2]) for rate in settings.numbers]
-    exact = [head for head, width in enumerate(widths) if width is None]
+    others = [head for head, width in enumerate(widths) if width is None]
     outputs: dict[int, Tensor] = {}
-    if exact:
-        together = settings._replace(
-            rates=settings.rates[exact],
-            numbers=tuple(settings.numbers[h] for h in exact),
-            smoothing=None,
-            backend="sdpa",
-        )
-        mask = None if key_mask is None else key_mask[:, exact]
-        attended = _attend(query[:, exact], key[:, exact], value[:, exact], mask, together)
-        outputs |= dict(zip(exact, attended.split(1, dim=1), strict=True))
+    if others:
+        numbers = tuple(settings.numbers[head] for head in others)
+        together = settings._replace(rates=settings.rates[others], numbers=numbers, smoothing=None, backend="sdpa")
+        mask = None if key_mask is None else key_mask[:, others]
+        attended = _attend(query[:, others], key[:, others], value[:, others], mask, together)
+        outputs |= dict(zip(others, attended.split(1, dim=1), strict=True))
     for head, width in enumerate(widths):
         if width is not None:
             one = slice(head, head + 1)

@@ -7,7 +7,7 @@ import torch
 
 from longlens import las_attention
 from longlens.bench.measure import peak_memory
-from longlens.ops import linear
+from longlens.ops import las, linear
 
 
 def relative_errors(length=3000, rates=(0.0, 0.004, 0.02, 0.3), size=1.0, **options):
@@ -43,7 +43,7 @@ def test_the_error_falls_with_the_reach(monkeypatch):
     """Like exp(-2aW): by exp(-2) = 0.135 for each unit of a·W."""
     errors = []
     for reach in (1.0, 2.0, 3.0, 4.0):
-        monkeypatch.setattr(linear, "REACH", reach)
+        monkeypatch.setattr(las, "REACH", reach)
         errors.append(relative_errors(rates=(0.01,)).max().item())
     ratios = [later / earlier for earlier, later in itertools.pairwise(errors)]
     assert all(0.05 < ratio < 0.25 for ratio in ratios), errors
