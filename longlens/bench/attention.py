@@ -187,13 +187,20 @@ def bench_attention(
                         table.add_row(*_columns(rows[-1]))
                     progress.advance(task)
                 table.add_section()
+                if out is not None:  # after each length, so that nothing is lost when it is interrupted
+                    _write(out, setting, rounds, rows)
             console.print(table)
     if out is not None:
-        settings = asdict(setting) | {"rounds": rounds}
-        result = {"environment": environment(torch.device(setting.device)), "settings": settings, "rows": rows}
-        out.write_text(json.dumps(result, indent=1) + "\n")
         console.print(f"written to {out}", markup=False)
     return rows
+
+
+def _write(out: Path, setting: Setting, rounds: int, rows: list[dict]) -> None:
+    settings = asdict(setting) | {"rounds": rounds}
+    result = {"environment": environment(torch.device(setting.device)), "settings": settings, "rows": rows}
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(out)
 
 
 def _measure(candidates: list[Candidate], rounds: int, device_name: str, progress: Progress) -> list[dict]:

@@ -21,8 +21,6 @@ from longlens.ops.union import union_attention
 
 EXACT_REACH = 40.0  # exp(-80) = 2e-35
 REACH = 3.0  # a·W. Measured at L = 8192, outputs and gradients: 5e-3 at 1, 5e-4 at 2, 5e-5 at 3, 5e-6 at 4
-
-
 MIN_WIDTH = 64  # narrower blocks would save nothing, and their states would fill the memory
 
 
