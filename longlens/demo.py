@@ -29,7 +29,7 @@ def run_demo(out: Path, console: Console) -> None:
     console.print(_compare())
     console.rule("2. What it costs beside torch's plain attention")
     bench_attention(
-        Setting(), lengths=(1024, 4096), head_dims=(32,), groups=("attention", "chunk", "layer"), rounds=3, flex=False,
+        Setting(), lengths=(1024, 4096), head_dims=(32,), groups=("attention", "chunk", "layer"), rounds=5, flex=False,
         out=out / "bench_attention.json", console=console,
     )  # fmt: skip
     console.rule("3. What it looks like")
