@@ -36,7 +36,7 @@ class LaSCache:
         if window is not None:
             values = _extend(self.recent, value)
             self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :].clone()
-            value = smooth_values(values, window)[..., -value.shape[-2] :, :]
+            value = smooth_values(values, window)[..., values.shape[-2] - value.shape[-2] :, :]
         self.key, self.value = _extend(self.key, key), _extend(self.value, value)
         return self.key, self.value
 
@@ -51,9 +51,8 @@ def _extend(past: Tensor | None, new: Tensor) -> Tensor:
 class LaSAttention(nn.Module):
     """Multi-head self-attention whose scores decay with distance and whose weights are smoothed.
 
-    (B, L, D) -> (B, L, D).
-    It has the parameters of plain attention and no others: the decay rates follow from ``num_heads`` and ``max_rate``.
-    With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
+    (B, L, D) -> (B, L, D). It has the parameters of plain attention and no others: the decay rates follow from
+    ``num_heads`` and ``max_rate``. With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
 
     Args:
         embed_dim: D, a multiple of ``num_heads``.
