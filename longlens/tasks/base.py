@@ -1,0 +1,214 @@
+"""What a task is, and how to get one by its name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+
+import numpy as np
+
+from longlens.naming import nearest
+from longlens.tasks import store
+from longlens.tasks.datasets import Samples, Split, Subset
+from longlens.tasks.store import Details, Prepared, Writer
+from longlens.tasks.stream import Stream
+
+if TYPE_CHECKING:
+    from longlens.tasks.batches import Batches
+
+SplitName = Literal["train", "valid", "test"]
+Head = Literal["classify", "match", "regress", "language"]
+Metric = Literal["accuracy", "r2", "bits_per_byte", "perplexity"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a model has to know of a task."""
+
+    inputs: Literal["tokens", "real"]
+    size: int  # of the vocabulary, or the number of channels
+    max_length: int
+    head: Head  # classify: one label a sequence; match: one label a pair; regress: numbers; language: the next token
+    outputs: int  # classes, the vocabulary of a language, or 1
+    metric: Metric
+    positions: int | None = None  # regress: numbers at the last so many positions; None: one for the sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A task: data in three splits, a head and a metric. Its fields are its options.
+
+    Tasks import no torch, so that options can be listed and data prepared without it.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    origin: ClassVar[str]  # where the data comes from, in a word
+    head: ClassVar[Head]
+    metric: ClassVar[Metric]
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec: ...
+
+    @abstractmethod
+    def split(self, name: SplitName, epoch: int = 0) -> Split:
+        """The samples of a split. Only tasks that make new samples for each epoch of training look at ``epoch``."""
+
+    @property
+    def title(self) -> str:
+        """The name for tables and folders. It says so where the data is not the official one."""
+        return self.name
+
+    def batches(self, split: SplitName, batch_size: int, *, epoch: int = 0, **options: Any) -> "Batches":
+        """The batches of one epoch: see ``longlens.tasks.batches.Batches`` for the options."""
+        from longlens.tasks.batches import Batches
+
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; it can be {', '.join(SPLITS)}")
+        return Batches(self.split(split, epoch), batch_size, epoch=epoch, **options)
+
+    def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
+        """Have the data ready: generated, downloaded, or imported from the folder or archive ``source``.
+
+        Called by itself when a split is first used. ``workers`` is the number of processes that generate (default: the
+        number of cores); ``force`` makes the set again.
+        """
+        if source is not None:
+            raise ValueError(f"{self.name} makes its samples when they are used: there is nothing to import")
+
+    def is_prepared(self) -> bool:
+        """Whether nothing has to be generated, downloaded or imported first."""
+        return True
+
+    def render(self, samples: Samples, row: int) -> str:
+        """A sample for people to read."""
+        label = samples.targets[row]
+        return f"target {np.array2string(np.asarray(label), threshold=8, precision=4)}"
+
+    def picture(self, samples: Samples, row: int) -> np.ndarray | None:
+        """A sample as a grey picture with values from 0 to 1, if it is one."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTask(Task):
+    """A task whose samples are in the cache."""
+
+    def store_name(self) -> str:
+        """The name of the stored set, which several tasks may share."""
+        return self.name
+
+    @abstractmethod
+    def recipe(self) -> Mapping[str, Any]:
+        """All that decides the bytes of the stored set."""
+
+    @abstractmethod
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        """Write the arrays; return what is worth noting about them."""
+
+    def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
+        path = None if source is None else Path(source)
+        store.prepare(
+            self.store_name(), self.recipe(), lambda writer: self.build(writer, path, workers), force=force
+        )  # fmt: skip
+        vars(self).pop("prepared", None)
+
+    def is_prepared(self) -> bool:
+        return store.is_prepared(self.folder())
+
+    def folder(self) -> Path:
+        return store.set_folder(self.store_name(), self.recipe())
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The stored set; made now if it is not there."""
+        if not self.is_prepared():
+            self.prepare()
+        return Prepared(self.folder())
+
+    @property
+    def title(self) -> str:
+        stand_in = self.prepared.details.get("stand_in") if self.is_prepared() else None
+        return f"{self.name} ({stand_in})" if stand_in else self.name
+
+
+def held_out(split: Split, name: SplitName, seed: int, size: int) -> Split:
+    """``size`` samples of a training set for validation, drawn by ``seed``, or the rest for training."""
+    order = Stream("held out", seed).permutation(len(split))
+    return Subset(split, np.sort(order[:size] if name == "valid" else order[size:]))
+
+
+_MODULES = {
+    "listops": "listops",
+    "text": "text",
+    "retrieval": "retrieval",
+    "image": "image",
+    "pathfinder": "pathfinder",
+    "path-x": "pathfinder",
+    "smnist": "mnist",
+    "pmnist": "mnist",
+    "atomic-select": "atomic",
+    "atomic-cummax": "atomic",
+    "atomic-cumsum": "atomic",
+    "text8": "language",
+    "enwik8": "language",
+    "wikitext-103": "language",
+    "wikitext-2": "language",
+    "files": "files",
+}
+_CLASSES: dict[str, type[Task]] = {}
+_Class = TypeVar("_Class", bound=type[Task])
+
+
+def register(name: str) -> Callable[[_Class], _Class]:
+    """``@register("my-task")`` above a Task makes it one that ``create_task`` knows."""
+
+    def add(task_class: _Class) -> _Class:
+        if _CLASSES.get(name, task_class).__qualname__ != task_class.__qualname__:
+            raise ValueError(f"there is a task {name!r} already: choose another name")
+        task_class.name = name
+        _CLASSES[name] = task_class
+        return task_class
+
+    return add
+
+
+def list_tasks() -> list[str]:
+    """The names of all tasks."""
+    return [*_MODULES, *(name for name in _CLASSES if name not in _MODULES)]
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task, by its name."""
+    if name not in _CLASSES and name in _MODULES:
+        import_module(f"longlens.tasks.{_MODULES[name]}")
+    if name not in _CLASSES:
+        raise ValueError(f"there is no task {name!r}; {nearest(name, list_tasks())}")
+    return _CLASSES[name]
+
+
+def create_task(name: str, **options: Any) -> Task:
+    """A task by its name: ``create_task("listops")``, ``create_task("pathfinder", size=16, contour=6)``.
+
+    Nothing is generated or downloaded before its data is used or ``prepare`` is called. ``list_tasks()`` has the names;
+    the options are the fields of the task's class, e.g. ``help(task_class("listops"))``.
+    """
+    chosen = task_class(name)
+    known = [field.name for field in fields(chosen)]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"task {name!r} has no option {option!r}; {nearest(option, known)}")
+    for field in fields(chosen):
+        if field.name not in options and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"task {name!r} needs the option {field.name!r}")
+    return chosen(**options)
+
+
+def task_options(task: Task) -> dict[str, Any]:
+    """The options that make this task again."""
+    return asdict(task)

@@ -1,0 +1,70 @@
+"""The four metrics, as sums that can be added up over batches and processes before the value is taken."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longlens.tasks.base import Metric
+from longlens.tasks.datasets import IGNORE
+
+
+class _Definition(NamedTuple):
+    sums: Callable[[Tensor, Tensor], list[Tensor]]
+    value: Callable[..., float]
+    higher_is_better: bool
+
+
+def metric_sums(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sums over a batch, float64; those of several batches or processes can be added.
+
+    Args:
+        metric: accuracy, r2, bits_per_byte or perplexity.
+        outputs: (B, classes) for accuracy, (B, L, vocabulary) for languages, numbers like the targets for r2.
+        targets: as in a Batch.
+    """
+    return torch.stack([part.double() for part in _METRICS[metric].sums(outputs, targets)])
+
+
+def metric_value(metric: Metric, sums: Tensor) -> float:
+    """The metric of all samples whose sums were added up."""
+    return _METRICS[metric].value(*sums.tolist())
+
+
+def higher_is_better(metric: Metric) -> bool:
+    return _METRICS[metric].higher_is_better
+
+
+def _hits(outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    hits = (outputs.argmax(dim=-1) == targets).sum()
+    return [hits, torch.full_like(hits, targets.numel())]
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    if outputs.shape != targets.shape:
+        raise ValueError(f"outputs are {tuple(outputs.shape)}, targets {tuple(targets.shape)}; they must be alike")
+    outputs, targets = outputs.double(), targets.double()
+    return [(outputs - targets).square().sum(), targets.sum(), targets.square().sum(), torch.ones_like(targets).sum()]
+
+
+def _r2(errors: float, total: float, squares: float, count: float) -> float:
+    """1 − MSE / variance."""
+    spread = squares - total * total / max(count, 1)
+    return 1 - errors / spread if spread > 0 else float("nan")
+
+
+def _surprise(outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    counted = targets != IGNORE
+    loss = F.cross_entropy(outputs[counted].double(), targets[counted], reduction="sum")
+    return [loss, counted.sum()]
+
+
+_METRICS: dict[Metric, _Definition] = {
+    "accuracy": _Definition(_hits, lambda hits, count: hits / max(count, 1), True),
+    "r2": _Definition(_errors, _r2, True),
+    "bits_per_byte": _Definition(_surprise, lambda loss, count: loss / max(count, 1) / math.log(2), False),
+    "perplexity": _Definition(_surprise, lambda loss, count: math.exp(min(loss / max(count, 1), 700)), False),
+}
