@@ -1,0 +1,161 @@
+"""Three atomic tasks on real numbers (Gupta et al. 2022b, section 3.1).
+
+Values are normal, divided by the largest magnitude of their sequence; positions come along as a point on a circle.
+
+- cumsum: y_i = (x_1 + … + x_i) / √i
+- cummax: y_i = max(x_1, …, x_i)
+- select: among the first L + M values, M marked ones at random places; then M empty slots, in which they are to be
+  repeated in order.
+
+New samples in each epoch of training; sample i of an epoch depends on nothing but the options, the epoch and i.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from longlens.tasks.base import Head, Metric, Spec, SplitName, Task, register
+from longlens.tasks.datasets import Samples
+from longlens.tasks.stream import Stream, normal_of_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Atomic(Task):
+    """An operation on a sequence of real numbers.
+
+    Args:
+        length: numbers in a sequence.
+        sizes: samples of an epoch of training, of validation and of test.
+        seed: another seed gives other samples.
+    """
+
+    length: int = 512
+    sizes: tuple[int, int, int] = (16_000, 2_000, 2_000)
+    seed: int = 0
+
+    origin: ClassVar[str] = "generated"
+    head: ClassVar[Head] = "regress"
+    metric: ClassVar[Metric] = "r2"
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or min(self.sizes) < 1 or len(self.sizes) != 3:
+            raise ValueError(
+                f"length is {self.length} and sizes are {self.sizes}; a length and three sizes of at least 1 are needed"
+            )
+
+    @property
+    def spec(self) -> Spec:
+        return Spec("real", 3, self.length, self.head, 1, self.metric, positions=self.length)
+
+    def split(self, name: SplitName, epoch: int = 0) -> "AtomicSplit":
+        size = self.sizes[("train", "valid", "test").index(name)]
+        return AtomicSplit(self, size, (name, epoch if name == "train" else 0))
+
+    def bits(self) -> int:
+        """Random numbers that a sample is made of."""
+        return self.length
+
+    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs (B, L, channels) and targets (B, positions) from random bits (B, n)."""
+        values = _values(bits)
+        return _with_positions(values), self.target(values)
+
+    def target(self, values: np.ndarray) -> np.ndarray:
+        """(B, L) the operation."""
+        raise NotImplementedError
+
+    def render(self, samples: Samples, row: int) -> str:
+        with np.printoptions(precision=3, suppress=True, threshold=20, edgeitems=8, linewidth=110):
+            return f"values {samples.inputs[row, :, 0]}\ntarget {samples.targets[row]}"
+
+
+@register("atomic-cumsum")
+class CumSum(Atomic):
+    summary: ClassVar[str] = "running sums of real numbers"
+
+    def target(self, values: np.ndarray) -> np.ndarray:
+        return np.cumsum(values, axis=1) / np.sqrt(np.arange(1, values.shape[1] + 1))
+
+
+@register("atomic-cummax")
+class CumMax(Atomic):
+    summary: ClassVar[str] = "running maxima of real numbers"
+
+    def target(self, values: np.ndarray) -> np.ndarray:
+        return np.maximum.accumulate(values, axis=1)
+
+
+@register("atomic-select")
+@dataclass(frozen=True, kw_only=True)
+class Select(Atomic):
+    """Repeat the marked numbers of a sequence, in order.
+
+    Args:
+        length: numbers that are not marked.
+        marked: numbers that are.
+        sizes: samples of an epoch of training, of validation and of test.
+        seed: another seed gives other samples.
+    """
+
+    marked: int = 32
+
+    summary: ClassVar[str] = "repeat the marked ones of many real numbers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.marked < 1:
+            raise ValueError(f"marked is {self.marked}; it must be at least 1")
+
+    @property
+    def spec(self) -> Spec:
+        return Spec("real", 4, self.length + 2 * self.marked, self.head, 1, self.metric, positions=self.marked)
+
+    def bits(self) -> int:
+        return 2 * (self.length + self.marked)
+
+    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        for_values, for_places = np.split(bits, 2, axis=1)
+        places = np.sort(np.argsort(for_places, axis=1, kind="stable")[:, : self.marked], axis=1)
+        values = np.pad(_values(for_values), ((0, 0), (0, self.marked)))
+        mark = np.zeros_like(values)
+        np.put_along_axis(mark, places, 1, axis=1)
+        return _with_positions(values, mark), np.take_along_axis(values, places, axis=1)
+
+
+@dataclass(frozen=True)
+class AtomicSplit:
+    """Samples that are made when they are taken."""
+
+    task: Atomic
+    size: int
+    key: tuple[str, int]
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.full(self.size, self.task.spec.max_length)
+
+    def take(self, indices: np.ndarray) -> Samples:
+        count = self.task.bits()
+        streams = (Stream("atomic", self.task.seed, *self.key, index) for index in indices.tolist())
+        bits = np.stack([stream.raw(count) for stream in streams]) if len(indices) else np.empty((0, count), np.uint64)
+        inputs, targets = self.task.make(bits)
+        lengths = np.full(len(indices), inputs.shape[1], dtype=np.int64)
+        return Samples(inputs.astype(np.float32), lengths, targets.astype(np.float32))
+
+
+def _values(bits: np.ndarray) -> np.ndarray:
+    """(B, L) normal numbers, divided by the largest magnitude of their row."""
+    values = normal_of_bits(bits)
+    return values / np.abs(values).max(axis=1, keepdims=True)
+
+
+def _with_positions(*channels: np.ndarray) -> np.ndarray:
+    """(B, L) channels and the positions on a circle: (B, L, C + 2)."""
+    count, length = channels[0].shape
+    angle = 2 * np.pi * np.arange(length) / length
+    circle = (np.broadcast_to(wave, (count, length)) for wave in (np.cos(angle), np.sin(angle)))
+    return np.stack([*channels, *circle], axis=2)

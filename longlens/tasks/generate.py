@@ -1,0 +1,230 @@
+"""Generated sets: blocks of samples, made by several processes, resumable, the same bytes however many there are.
+
+Block i of a set depends on nothing but the task's options and i. Finished blocks wait as files beside the set's place;
+when all are there, they are joined in order, without repeated samples, and cut into the three splits.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from longlens.progress import progress
+from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options
+from longlens.tasks.store import CacheError, Details, Writer, explained, parts_folder
+
+
+class Block(NamedTuple):
+    """Samples one after another: sample i is the next ``lengths[i]`` of ``values``."""
+
+    values: np.ndarray  # (total,) uint8
+    lengths: np.ndarray  # (N,) int64
+    labels: np.ndarray  # (N,) uint8
+
+    def samples(self) -> Iterator[tuple[np.ndarray, int]]:
+        ends = np.cumsum(self.lengths)
+        for end, length, label in zip(ends, self.lengths, self.labels, strict=True):
+            yield self.values[end - length : end], label
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedTask(StoredTask):
+    """A task whose samples are generated once, from a seed.
+
+    Args:
+        sizes: samples for training, validation and test.
+        seed: another seed gives other samples.
+    """
+
+    sizes: tuple[int, int, int]
+    seed: int = 0
+
+    origin: ClassVar[str] = "generated"
+    head: ClassVar[Head] = "classify"
+    metric: ClassVar[Metric] = "accuracy"
+    block_size: ClassVar[int]
+    version: ClassVar[int]  # a new number when the generator makes other bytes
+
+    @abstractmethod
+    def block(self, index: int) -> Block:
+        """``block_size`` samples, the same whenever and wherever they are made."""
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != 3 or min(self.sizes) < 1:
+            raise ValueError(f"sizes are {self.sizes}; they must be three numbers of samples, each at least 1")
+
+    def recipe(self) -> dict[str, Any]:
+        return {"task": self.name, "version": self.version, **task_options(self)}
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        if source is not None:
+            raise ValueError(f"{self.name} is generated, so there is nothing to import from {source}: leave out --from")
+        return build_generated(self, writer, workers)
+
+
+def build_generated(task: GeneratedTask, writer: Writer, workers: int | None) -> Details:
+    """Generate all blocks and write them as the three splits."""
+    parts = parts_folder(task.folder())
+    with explained():
+        parts.mkdir(exist_ok=True)
+    try:
+        details = _join(task, writer, parts, workers or cores())
+    except (CacheError, ValueError):  # a full disk needs the room, and a wrong option will not come again
+        shutil.rmtree(parts, ignore_errors=True)
+        raise
+    shutil.rmtree(parts, ignore_errors=True)
+    return details
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _join(task: GeneratedTask, writer: Writer, parts: Path, workers: int) -> Details:
+    needed, kept, repeated = sum(task.sizes), 0, 0
+    seen: set[bytes] = set()
+    bounds = np.cumsum([0, *task.sizes])
+    index, ready = 0, 0
+    while kept < needed:
+        if index == ready:
+            if repeated > max(3 * kept, 10_000):
+                raise ValueError(
+                    f"{task.name} with these options has only about {kept:,} different samples, and sizes ask for "
+                    f"{needed:,}: ask for fewer, or for longer samples"
+                )
+            ready += -(-(needed - kept) // task.block_size)
+            _make_parts(task, parts, range(index, ready), workers)
+        block = _read_part(task, parts, index)
+        index += 1
+        new = []
+        for row, (values, _) in enumerate(block.samples()):
+            digest = blake2b(values.tobytes(), digest_size=16).digest()
+            if digest not in seen:
+                seen.add(digest)
+                new.append(row)
+        repeated += len(block.labels) - len(new)
+        new = new[: needed - kept]
+        _write(writer, _rows(block, new), kept, bounds)
+        kept += len(new)
+    return {"sizes": dict(zip(SPLITS, task.sizes, strict=True))}
+
+
+def _rows(block: Block, rows: list[int]) -> Block:
+    if len(rows) == len(block.labels):
+        return block
+    keep = np.zeros(len(block.labels), dtype=bool)
+    keep[rows] = True
+    return Block(block.values[np.repeat(keep, block.lengths)], block.lengths[keep], block.labels[keep])
+
+
+def _write(writer: Writer, block: Block, first: int, bounds: np.ndarray) -> None:
+    """Append samples ``first`` … to the splits in which they fall."""
+    ends = np.concatenate([[0], np.cumsum(block.lengths)])
+    for split, low, high in zip(SPLITS, bounds[:-1] - first, bounds[1:] - first, strict=True):
+        rows = slice(max(low, 0), min(max(high, 0), len(block.labels)))
+        if rows.start < rows.stop:
+            writer.append(split, "values", block.values[ends[rows.start] : ends[rows.stop]])
+            writer.append(split, "lengths", block.lengths[rows])
+            writer.append(split, "labels", block.labels[rows])
+
+
+def _make_parts(task: GeneratedTask, parts: Path, blocks: range, workers: int) -> None:
+    """Have the files of these blocks: those that an earlier, interrupted try has left are not made again."""
+    missing = [index for index in blocks if not _part(parts, index).exists()]
+    workers = min(workers, len(missing))
+    with progress(f"generating {task.name}", len(blocks) * task.block_size, "samples") as done:
+        if workers <= 1 or type(task).__module__ == "__main__":  # a class that another process cannot import
+            for count, index in enumerate(missing, start=len(blocks) - len(missing)):
+                done(count * task.block_size)
+                _make_part(task, parts, index)
+            return
+        order = {"module": type(task).__module__, "class": type(task).__qualname__, "options": task_options(task)}
+        order |= {"parts": str(parts.resolve()), "parent": os.getpid()}
+        # A command of its own, since the workers of multiprocessing run the user's main file once more.
+        command = [sys.executable, "-m", "longlens.tasks.generate"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [*command, json.dumps(order | {"blocks": missing[worker::workers]})],
+                stderr=subprocess.PIPE, env=environment, text=True,
+            )
+            for worker in range(workers)
+        ]  # fmt: skip
+        try:
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes):
+                    break
+                done(sum(_part(parts, index).exists() for index in blocks) * task.block_size)
+                time.sleep(0.1)
+        finally:
+            for process in processes:
+                process.terminate()
+            errors = [process.communicate()[1] for process in processes]
+        for process, error in zip(processes, errors, strict=True):
+            if process.returncode not in (0, -15):
+                _raise_again(error)
+
+
+def _raise_again(error: str) -> None:
+    """Raise in this process what stopped a worker."""
+    last = error.strip().splitlines()[-1] if error.strip() else "it was killed"
+    for kind in (CacheError, ValueError):
+        name, _, message = last.partition(": ")
+        if name.endswith(kind.__name__):
+            raise kind(message)
+    raise RuntimeError(
+        f"a process that generates samples stopped: {last}; run the same command again to go on\n{error}"
+    )
+
+
+def _part(parts: Path, index: int) -> Path:
+    return parts / f"{index:06}.npz"
+
+
+def _make_part(task: GeneratedTask, parts: Path, index: int) -> Block:
+    block = task.block(index)
+    temporary = parts / f"{index:06}.{os.getpid()}"
+    with explained():
+        try:
+            with open(temporary, "wb") as file:
+                np.savez(file, **block._asdict())
+            temporary.replace(_part(parts, index))
+        finally:
+            temporary.unlink(missing_ok=True)
+    return block
+
+
+def _read_part(task: GeneratedTask, parts: Path, index: int) -> Block:
+    try:
+        with np.load(_part(parts, index), allow_pickle=False) as arrays:
+            return Block(arrays["values"], arrays["lengths"], arrays["labels"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return _make_part(task, parts, index)
+
+
+def _work(order: dict[str, Any]) -> None:
+    """A worker: make the blocks, unless the process that wants them is gone."""
+    task_class = getattr(importlib.import_module(order["module"]), order["class"])
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in order["options"].items()}
+    task = task_class(**options)
+    for index in order["blocks"]:
+        if os.getppid() != order["parent"]:
+            return
+        _make_part(task, Path(order["parts"]), index)
+
+
+if __name__ == "__main__":
+    _work(json.loads(sys.argv[1]))

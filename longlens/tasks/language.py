@@ -1,0 +1,224 @@
+"""Language modeling: text8 and enwik8 by bytes, WikiText by words.
+
+text8 and enwik8 (Mahoney) are cut at 90 and 95 of their 100 million bytes, as everybody does. The words of WikiText
+(Merity et al. 2017) are those of its training set, and every line ends with ``<eos>``.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import md5
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from longlens.tasks.base import SPLITS, Head, Metric, Spec, SplitName, StoredTask, register
+from longlens.tasks.datasets import Samples, Windows
+from longlens.tasks.sources import Remote, official
+from longlens.tasks.store import Details, Writer
+
+TEXT8_SYMBOLS = (" ", *"abcdefghijklmnopqrstuvwxyz")
+EOS = "<eos>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(StoredTask):
+    """Predict the next token.
+
+    Args:
+        context: tokens in a piece of text. Pieces do not overlap.
+    """
+
+    context: int = 512
+
+    head: ClassVar[Head] = "language"
+    archive: ClassVar[Remote]
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(f"context is {self.context}; it must be at least 1")
+
+    def vocabulary_size(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def spec(self) -> Spec:
+        size = self.vocabulary_size()
+        return Spec("tokens", size, self.context, "language", size, self.metric)
+
+    def split(self, name: SplitName, epoch: int = 0) -> Windows:
+        return Windows(self.prepared.array(name, "tokens"), self.context)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Tokens as text."""
+        raise NotImplementedError
+
+    def render(self, samples: Samples, row: int) -> str:
+        length = samples.lengths[row]
+        return (
+            f"{self.decode(samples.inputs[row, :length])}\n→ {self.decode(samples.targets[row, length - 1 : length])!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bytes(Language):
+    """Predict the next byte of 100 million.
+
+    Args:
+        context: bytes in a piece of text. Pieces do not overlap.
+        stand_in: accept a shorter file: a prefix. Everything made from it says so.
+    """
+
+    stand_in: bool = False
+
+    metric: ClassVar[Metric] = "bits_per_byte"
+    size: ClassVar[int] = 100_000_000
+    md5: ClassVar[str]
+
+    def store_name(self) -> str:
+        return f"{self.name}-prefix" if self.stand_in else self.name
+
+    def recipe(self) -> dict[str, Any]:
+        return {"data": self.name, "version": 1, "stand_in": self.stand_in}
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        if source is None and self.stand_in:
+            raise ValueError(f"a prefix of {self.name} is your own: give its folder with --from")
+        found = official(source, self.archive)
+        data = found.read(self.name, limit=self.size)
+        whole = len(data) == self.size
+        if not whole and not self.stand_in:
+            raise ValueError(
+                f"{self.name} in {found.path} has {len(data):,} bytes; the official one has {self.size:,}, in "
+                f"{self.archive.urls[0]}. Or accept it as a prefix, by --stand-in"
+            )
+        if whole and md5(data).hexdigest() != self.md5:
+            raise ValueError(f"{self.name} in {found.path} is damaged: download it again from {self.archive.urls[0]}")
+        tokens = self.encode(np.frombuffer(data, np.uint8))
+        bounds = [0, len(tokens) * 90 // 100, len(tokens) * 95 // 100, len(tokens)]
+        sizes = {}
+        for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
+            if high - low < 2:
+                raise ValueError(f"{self.name} in {found.path} has {len(data):,} bytes: too few for three splits")
+            writer.append(split, "tokens", tokens[low:high])
+            sizes[split] = high - low
+        details: Details = {"sizes": sizes, "source": str(source or self.archive.urls[0])}
+        return details if whole else details | {"stand_in": f"prefix of {len(data):,} bytes"}
+
+    def encode(self, data: np.ndarray) -> np.ndarray:
+        """Bytes as tokens."""
+        return data
+
+
+@register("text8")
+class Text8(_Bytes):
+    summary: ClassVar[str] = "the next letter of Wikipedia, cleaned to 27 symbols"
+    origin: ClassVar[str] = "download, 31 MB"
+    archive: ClassVar[Remote] = Remote(
+        "text8.zip", ("http://mattmahoney.net/dc/text8.zip",), "md5:f26f94c5209bc6159618bad4a559ff81"
+    )
+    md5: ClassVar[str] = "3bea1919949baf155f99411df5fada7e"
+
+    def vocabulary_size(self) -> int:
+        return len(TEXT8_SYMBOLS)
+
+    def encode(self, data: np.ndarray) -> np.ndarray:
+        table = np.full(256, 255, dtype=np.uint8)
+        table[[ord(symbol) for symbol in TEXT8_SYMBOLS]] = np.arange(len(TEXT8_SYMBOLS))
+        tokens = table[data]
+        if (tokens == 255).any():
+            raise ValueError(f"text8 has only a to z and spaces; this file has the byte {data[tokens == 255][0]}")
+        return tokens
+
+    def decode(self, ids: np.ndarray) -> str:
+        return "".join(TEXT8_SYMBOLS[i] for i in ids.tolist())
+
+
+@register("enwik8")
+class Enwik8(_Bytes):
+    summary: ClassVar[str] = "the next byte of Wikipedia"
+    origin: ClassVar[str] = "download, 36 MB"
+    archive: ClassVar[Remote] = Remote(
+        "enwik8.zip",
+        ("http://mattmahoney.net/dc/enwik8.zip",),
+        "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+    )
+    md5: ClassVar[str] = "a1fa5ffddb56f4953e226637dabbb36a"
+
+    def vocabulary_size(self) -> int:
+        return 256
+
+    def decode(self, ids: np.ndarray) -> str:
+        return bytes(ids.tolist()).decode(errors="replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WikiText(Language):
+    metric: ClassVar[Metric] = "perplexity"
+    sizes: ClassVar[dict[str, int]]
+    words: ClassVar[int]
+
+    def vocabulary_size(self) -> int:
+        return self.words
+
+    def recipe(self) -> dict[str, Any]:
+        return {"data": self.name, "version": 1}
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        found = official(source, self.archive)
+        ids: dict[str, int] = {}
+        for split, size in self.sizes.items():
+            file = f"wiki.{split}.tokens"
+            try:
+                # Lines end with "\n" only: splitlines would also cut at the odd Unicode separators of the text.
+                lines = found.read(f"{self.name}/{file}", file).decode().removesuffix("\n").split("\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file} in {found.path} is not UTF-8 text: {error}") from None
+            except ValueError as error:
+                raise ValueError(f"{error} ({self.archive.urls[0]} has it)") from None
+            if split == "train":
+                counts = Counter(chain.from_iterable(line.split() for line in lines))
+                counts[EOS] += len(lines)
+                ids = {word: index for index, (word, _) in enumerate(counts.most_common())}
+            unknown = ids.get("<unk>", 0)
+            words = chain.from_iterable((*line.split(), EOS) for line in lines)
+            tokens = np.fromiter((ids.get(word, unknown) for word in words), dtype=np.int32)
+            if len(tokens) != size:
+                raise ValueError(f"{file} in {found.path} has {len(tokens):,} tokens; {self.name} has {size:,}")
+            writer.append(split, "tokens", tokens)
+        if len(ids) != self.words:
+            raise ValueError(f"the training set in {found.path} has {len(ids):,} words; {self.name} has {self.words:,}")
+        writer.append("train", "words", np.frombuffer("\n".join(ids).encode(), np.uint8))
+        return {"sizes": self.sizes, "source": str(source or self.archive.urls[0])}
+
+    def vocabulary(self) -> list[str]:
+        """All words, most frequent first."""
+        return self.prepared.array("train", "words").tobytes().decode().split("\n")
+
+    def decode(self, ids: np.ndarray) -> str:
+        words = self.vocabulary()
+        return " ".join(words[i] for i in ids.tolist()).replace(f" {EOS} ", "\n").replace(EOS, "\n")
+
+
+def _wikitext(name: Literal["wikitext-2", "wikitext-103"], md5: str) -> Remote:
+    addresses = ("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/")
+    return Remote(f"{name}-v1.zip", tuple(f"{address}{name}-v1.zip" for address in addresses), f"md5:{md5}")
+
+
+@register("wikitext-103")
+class WikiText103(_WikiText):
+    summary: ClassVar[str] = "the next word of Wikipedia's good articles, 103 million"
+    origin: ClassVar[str] = "download, 190 MB"
+    archive: ClassVar[Remote] = _wikitext("wikitext-103", "9ddaacaf6af0710eda8c456decff7832")
+    sizes: ClassVar[dict[str, int]] = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    words: ClassVar[int] = 267_735
+
+
+@register("wikitext-2")
+class WikiText2(_WikiText):
+    summary: ClassVar[str] = "the next word of Wikipedia's good articles, 2 million"
+    origin: ClassVar[str] = "download, 4 MB"
+    archive: ClassVar[Remote] = _wikitext("wikitext-2", "542ccefacc6c27f945fb54453812b3cd")
+    sizes: ClassVar[dict[str, int]] = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+    words: ClassVar[int] = 33_278

@@ -1,0 +1,126 @@
+"""IMDB reviews, by characters or bytes: is the writer pleased? The arena's Text task (Maas et al. 2011)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from longlens.tasks import characters
+from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, held_out, register
+from longlens.tasks.datasets import Samples, Sequences, Split, offsets_of
+from longlens.tasks.sources import Remote, Source, official
+from longlens.tasks.store import Details, Writer
+
+SIZES = {"train": 25_000, "test": 25_000}
+ARCHIVE = Remote(
+    "aclImdb_v1.tar.gz",
+    ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+    "md5:7c2ac02c03563afcf9b574c7e56c153a",
+)
+
+
+@register("text")
+@dataclass(frozen=True, kw_only=True)
+class Text(StoredTask):
+    """Reviews of films, good or bad.
+
+    Args:
+        level: characters of the training set, or bytes as in the arena's own code.
+        max_length: longer reviews are cut to this, the end token included.
+        min_count: rarer characters are unknown.
+        validation: part of the training set, drawn by seed, or the test set itself, as the arena and S4 do.
+        valid_size: reviews held out of the training set for validation.
+        seed: which ones.
+    """
+
+    level: Literal["chars", "bytes"] = "chars"
+    max_length: int = 4096
+    min_count: int = 15
+    validation: Literal["train", "test"] = "train"
+    valid_size: int = 2_500
+    seed: int = 0
+
+    summary: ClassVar[str] = "IMDB reviews by characters: good or bad"
+    origin: ClassVar[str] = "download, 84 MB"
+    head: ClassVar[Head] = "classify"
+    metric: ClassVar[Metric] = "accuracy"
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ValueError(f"max_length is {self.max_length}; a review and its end need at least 2")
+        if not 0 < self.valid_size < SIZES["train"]:
+            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {SIZES['train'] - 1:,}")
+
+    @property
+    def spec(self) -> Spec:
+        return Spec("tokens", len(self.symbols()), self.max_length, self.head, 2, self.metric)
+
+    def symbols(self) -> list[str]:
+        """The vocabulary."""
+        if self.level == "bytes":
+            return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
+        return self.prepared.details["symbols"]
+
+    def split(self, name: SplitName, epoch: int = 0) -> Split:
+        from_test = name == "test" or (name == "valid" and self.validation == "test")
+        stored = "test" if from_test else "train"
+        values, lengths, labels = (self.prepared.array(stored, key) for key in ("values", "lengths", "labels"))
+        reviews = Sequences(
+            values, offsets_of(lengths), labels.astype(np.int64), max_length=self.max_length, end=characters.EOS
+        )  # fmt: skip
+        if from_test or self.validation == "test":
+            return reviews
+        return held_out(reviews, name, self.seed, self.valid_size)
+
+    def store_name(self) -> str:
+        return f"imdb-{self.level}"
+
+    def recipe(self) -> Mapping[str, Any]:
+        rare = {"min_count": self.min_count} if self.level == "chars" else {}
+        return {"data": "imdb", "version": 1, "level": self.level, **rare}
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        reviews = _read(official(source, ARCHIVE))
+        symbols = None
+        for split in SIZES:
+            texts = [text for label in ("neg", "pos") for _, text in sorted(reviews[split, label])]
+            labels = np.repeat(np.arange(2, dtype=np.uint8), [len(reviews[split, label]) for label in ("neg", "pos")])
+            if self.level == "bytes":
+                encoded = characters.utf8(texts)
+                values = encoded.values.astype(np.uint16) + len(characters.SPECIALS)
+            else:
+                encoded = characters.code_points(texts)
+                symbols = symbols or characters.vocabulary(encoded.values, self.min_count)
+                values = characters.look_up(encoded.values, symbols)
+            writer.append(split, "values", values)
+            writer.append(split, "lengths", encoded.lengths)
+            writer.append(split, "labels", labels)
+        return {"sizes": SIZES, "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
+
+    def render(self, samples: Samples, row: int) -> str:
+        ids = samples.inputs[row, : samples.lengths[row]]
+        text = characters.shown_bytes(ids) if self.level == "bytes" else characters.shown(ids, self.symbols())
+        return f"{text}\n= {('negative', 'positive')[samples.targets[row]]}"
+
+
+Reviews = dict[tuple[str, str], list[tuple[int, str]]]
+
+
+def _read(source: Source) -> Reviews:
+    """Numbers and texts of the reviews, by split and label."""
+    reviews: Reviews = {(split, label): [] for split in SIZES for label in ("neg", "pos")}
+    for name, data in source.files(r"(.*/)?(train|test)/(neg|pos)/\d+_\d+\.txt"):
+        split, label, file = name.split("/")[-3:]
+        try:
+            reviews[split, label].append((int(file.partition("_")[0]), data.decode()))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} in {source.path} is not UTF-8 text: {error}") from None
+    for (split, label), found in reviews.items():
+        if len(found) != SIZES[split] // 2:
+            raise ValueError(
+                f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}; IMDB has {SIZES[split] // 2:,}: "
+                f"the archive {ARCHIVE.urls[0]} has them all"
+            )
+    return reviews
