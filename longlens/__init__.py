@@ -17,22 +17,28 @@ if TYPE_CHECKING:
     from longlens.ops.las import las_attention as las_attention
     from longlens.ops.reference import las_attention_reference as las_attention_reference
     from longlens.ops.smoothing import smooth_values as smooth_values
+    from longlens.tasks.base import create_task as create_task
+    from longlens.tasks.base import list_tasks as list_tasks
 
 _HOME = {
     "LaSAttention": "longlens.mixers.las",
     "LaSCache": "longlens.mixers.las",
+    "create_task": "longlens.tasks.base",
     "decay_rates": "longlens.ops.decay",
     "las_attention": "longlens.ops.las",
     "las_attention_reference": "longlens.ops.reference",
+    "list_tasks": "longlens.tasks.base",
     "smooth_values": "longlens.ops.smoothing",
 }
 
 __all__ = [  # noqa: RUF022
     "LaSAttention",
     "LaSCache",
+    "create_task",
     "decay_rates",
     "las_attention",
     "las_attention_reference",
+    "list_tasks",
     "smooth_values",
     "__version__",
 ]

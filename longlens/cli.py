@@ -3,13 +3,15 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 from rich.console import Console
 
 from longlens import __version__
+from longlens.naming import nearest
 
 Device = Literal["cpu", "cuda"]
 
@@ -86,9 +88,126 @@ def demo(out: Path = Path("results")) -> None:
     run_demo(out, _console())
 
 
+def bench_data(
+    tasks: tuple[str, ...] = (),
+    source: Path | None = None,
+    batch_size: int = 32,
+    rounds: int = 5,
+    out: Path | None = None,
+) -> None:
+    """Samples a second of each generator, time to import each real set, and what loading costs beside training.
+
+    Everything is made in a temporary folder; nothing of the cache is touched.
+
+    Args:
+        tasks: which ones; by default all.
+        source: a folder with mnist, cifar10, imdb, wikitext-2, text8, enwik8 and aan, or some of them, to import.
+        batch_size: samples in a batch.
+        rounds: repetitions; the best counts.
+        out: also write the figures and the environment to this JSON file.
+    """
+    import longlens.bench.data as bench
+
+    bench.bench_data(
+        tasks=tasks, source=source, batch_size=batch_size, rounds=rounds, out=out, console=_console()
+    )  # fmt: skip
+
+
+def data_list() -> None:
+    """All tasks: where their data comes from, and which are prepared."""
+    from longlens.tasks.commands import print_tasks
+
+    print_tasks(_console())
+
+
+def data_verify(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
+    """Compare every file of the prepared sets with its checksum.
+
+    Args:
+        names: sets whose names begin so; by default all.
+    """
+    from longlens.tasks.commands import verify_sets
+
+    if not verify_sets(names, _console()):
+        sys.exit(1)
+
+
+def _data_prepare(name: str) -> Callable[..., None]:
+    from longlens.tasks.base import create_task, task_class, task_options
+    from longlens.tasks.commands import prepare_task
+
+    options = _options(task_class(name))
+
+    def prepare(
+        task: Annotated[options, tyro.conf.OmitArgPrefixes],  # pyright: ignore[reportInvalidTypeForm]
+        source: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
+        workers: int | None = None,
+        force: bool = False,
+    ) -> None:
+        """
+        Args:
+            source: a folder or archive that you have already, instead of a download.
+            workers: processes that generate; by default one for each core.
+            force: make the set again, though it is there.
+        """
+        prepare_task(create_task(name, **task_options(task)), source, workers, force, _console())
+
+    prepare.__doc__ = f"Prepare {name} ({options.summary}).\n{prepare.__doc__}"
+    return prepare
+
+
+def _data_show(name: str) -> Callable[..., None]:
+    from longlens.tasks.base import SplitName, create_task, task_class, task_options
+    from longlens.tasks.commands import show_task
+
+    options = _options(task_class(name))
+
+    def show(
+        task: Annotated[options, tyro.conf.OmitArgPrefixes],  # pyright: ignore[reportInvalidTypeForm]
+        split: SplitName = "train",
+        first: int = 0,
+        count: int | None = None,
+        out: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            split: which samples to show,
+            first: from which on,
+            count: and how many; by default 2 texts or 24 pictures.
+            out: the picture to write; by default results/TASK.png.
+        """
+        show_task(create_task(name, **task_options(task)), split, first, count, out, _console())
+
+    show.__doc__ = f"Show samples of {name} ({options.summary}).\n{show.__doc__}"
+    return show
+
+
+def _options(task_class: type) -> Any:
+    """The fields of a task, without its checks: they run, and speak for themselves, when the task is created."""
+    return type(task_class.__name__, (task_class,), {"__post_init__": lambda self: None, "__doc__": task_class.__doc__})
+
+
+@dataclass(frozen=True)
+class ForEachTask:
+    """A group with one command for each task, whose flags are the options of the task."""
+
+    command: Callable[[str], Callable[..., None]]
+
+    def commands(self) -> dict[str, Any]:
+        from longlens.tasks.base import list_tasks
+
+        return {name: self.command(name) for name in list_tasks()}
+
+
 COMMANDS: dict[str, Any] = {
     "demo": demo,
-    "bench": {"attention": bench_attention},
+    "data": {
+        "list": data_list,
+        "prepare": ForEachTask(_data_prepare),
+        "verify": data_verify,
+        "show": ForEachTask(_data_show),
+    },
+    "bench": {"attention": bench_attention, "data": bench_data},
     "figures": {"eld": figures_eld},
 }
 
@@ -101,12 +220,14 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"longlens {__version__}")
         return
     name, commands = "longlens", COMMANDS
-    while arguments and isinstance(commands.get(arguments[0]), dict):
-        commands = commands[arguments[0]]
+    while arguments and isinstance(group := commands.get(arguments[0]), dict | ForEachTask):
+        commands = group.commands() if isinstance(group, ForEachTask) else group
         name += " " + arguments.pop(0)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        _fail(f"'{name}' knows no {arguments[0]!r}; {nearest(arguments[0], list(commands))}")
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {key: _group(key, entry) if isinstance(entry, dict) else entry for key, entry in commands.items()},
+            {key: entry if callable(entry) else _group(f"{name} {key}", entry) for key, entry in commands.items()},
             prog=name,
             description="Long-range sequence layers for PyTorch, around Local and Smooth (LaS) attention.",
             args=arguments,
@@ -126,13 +247,14 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _group(name: str, commands: dict[str, Any]) -> Callable[[], None]:
+def _group(name: str, group: dict[str, Any] | ForEachTask) -> Callable[[], None]:
     """A line of the help: the commands of a group. ``main`` has gone into the group before it could be called."""
 
-    def group() -> None: ...
+    def command() -> None: ...
 
-    group.__doc__ = f"{', '.join(commands)} ('longlens {name} --help' shows more)."
-    return group
+    members = "one for each task" if isinstance(group, ForEachTask) else ", ".join(group)
+    command.__doc__ = f"{members} ('{name} --help' shows more)."
+    return command
 
 
 def _console() -> Console:

@@ -101,3 +101,19 @@ def test_bad_arguments_are_one_message_and_exit_code_2(arguments, message, tmp_p
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir()), "nothing half-written"
+
+
+def test_bench_data_writes_what_it_measured(tmp_path):
+    out = tmp_path / "bench.json"
+    result = longlens(
+        "bench", "data", "--tasks", "atomic-cumsum", "text", "--rounds", "1", "--batch-size", "2", "--out", out
+    )
+    assert result.returncode == 0, result.stderr
+    assert "text: not measured" in result.stdout
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["task"] == "atomic-cumsum"
+    assert row["generated_per_second"] > 0
+    assert 0 < row["load_ms"] < row["train_ms"]
+    result = longlens("bench", "data", "--tasks", "lisops")
+    assert result.returncode == 2
+    assert "did you mean 'listops'" in result.stderr

@@ -18,7 +18,8 @@ def test_the_readme_has_snippets():
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_readme_snippets_run(snippet):
+def test_readme_snippets_run(snippet, tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGLENS_HOME", str(tmp_path))
     exec(compile(snippet, "README.md", "exec"), {})
 
 
@@ -26,6 +27,12 @@ def test_readme_commands_exist():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for target in re.findall(r"`?make (\w+)`?", README):
         assert target in targets
+
+
+def test_readme_tasks_are_there():
+    named = set(re.findall(r"`([a-z0-9-]+)`", README))
+    for name in longlens.list_tasks():
+        assert name in named or name.removeprefix("atomic") in named
 
 
 def test_versions_agree():

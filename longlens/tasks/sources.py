@@ -57,7 +57,8 @@ class Remote:
                     f"{url} (its checksum is {found}, not {self.checksum}: damaged, or not the official file)"
                 )
         raise ValueError(
-            f"could not download {self.name}: {'; '.join(failures)}. Get it elsewhere, and give its folder with --from"
+            f"could not download {self.name}: {'; '.join(failures)}. Get it elsewhere, and give its folder "
+            "with --from (in Python: task.prepare(folder))"
         )
 
 

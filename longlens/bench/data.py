@@ -1,0 +1,185 @@
+"""How fast data is made, imported and loaded: ``longlens bench data``."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from longlens.bench.measure import environment
+from longlens.mixers.las import LaSAttention
+from longlens.naming import nearest
+from longlens.tasks.base import Spec, Task, create_task
+from longlens.tasks.batches import Batch
+from longlens.tasks.generate import GeneratedTask
+
+GENERATED = {
+    "listops": {"sizes": (2_000, 500, 500)},
+    "pathfinder": {"sizes": (2_000, 500, 500)},
+    "path-x": {"sizes": (400, 100, 100)},
+    "atomic-select": {},
+    "atomic-cummax": {},
+    "atomic-cumsum": {},
+}
+IMPORTED = {  # the folder below --source, and the task's options
+    "text": ("imdb", {}),
+    "retrieval": ("aan", {"stand_in": True}),
+    "image": ("cifar10", {}),
+    "smnist": ("mnist", {}),
+    "pmnist": ("mnist", {}),
+    "text8": ("text8", {"stand_in": True}),
+    "enwik8": ("enwik8", {"stand_in": True}),
+    "wikitext-2": ("wikitext-2", {}),
+}
+TOKENS = 65_536  # in a batch, at most
+LOGITS = 2**27  # of a batch of language, at most
+STEPS = 4  # of training, for each task
+
+
+def bench_data(
+    *, tasks: tuple[str, ...], source: Path | None, batch_size: int, rounds: int, out: Path | None, console: Console
+) -> list[dict]:
+    """Measure these tasks (all, if none is named), print the table, write ``out``, and return the rows."""
+    for name in tasks:
+        if name not in GENERATED and name not in IMPORTED:
+            raise ValueError(f"{name!r} is not measured; {nearest(name, [*GENERATED, *IMPORTED])}")
+    if batch_size < 1 or rounds < 1:
+        raise ValueError(f"batch_size is {batch_size} and rounds is {rounds}; both must be at least 1")
+    if source is not None and not any((source / folder).is_dir() for folder, _ in IMPORTED.values()):
+        raise ValueError(f"{source} has none of the folders {', '.join(dict(IMPORTED.values()))}")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    rows: list[dict[str, Any]] = []
+    with _temporary_home():
+        for name in tasks or (*GENERATED, *IMPORTED):
+            folder, options = IMPORTED.get(name, (None, GENERATED.get(name, {})))
+            if folder is not None and (source is None or not (source / folder).is_dir()):
+                console.print(f"{name}: not measured, as its data is not there (--source)")
+                continue
+            console.print(f"measuring {name}")
+            task = create_task(name, **options)
+            if source is not None and folder is not None:
+                start = time.perf_counter()
+                task.prepare(source / folder, force=True)
+                row = {"import_seconds": time.perf_counter() - start}
+            else:
+                row = _measure_generator(task, rounds)
+            rows.append(row | _measure_loader(task, batch_size, rounds))
+    console.print(_table(rows))
+    if out is not None:
+        out.write_text(json.dumps({"environment": environment(torch.device("cpu")), "rows": rows}, indent=1))
+        console.print(f"written to {out}", markup=False)
+    return rows
+
+
+def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
+    """Samples a second of one process."""
+    rates = []
+    for index in range(rounds):
+        start = time.perf_counter()
+        if isinstance(task, GeneratedTask):
+            count = len(task.block(index).labels)
+        else:
+            count = len(task.split("train", epoch=index).take(np.arange(256)).targets)
+        rates.append(count / (time.perf_counter() - start))
+    return {"generated_per_second": max(rates)}
+
+
+def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds to load a batch and to train on it, turn by turn."""
+    spec = task.spec
+    room = LOGITS // spec.outputs if spec.head == "language" else TOKENS
+    size = max(1, min(batch_size, min(room, TOKENS) // spec.max_length))
+    model = SmallModel(spec)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loading, training = [], []
+    for epoch in range(rounds):
+        batches = iter(task.batches("train", size, epoch=epoch, shuffle=True))
+        next(batches)  # the order of the epoch is made with the first
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                break
+            loaded = time.perf_counter()
+            optimizer.zero_grad()
+            model.loss(batch).backward()
+            optimizer.step()
+            loading.append(loaded - start)
+            training.append(time.perf_counter() - loaded)
+    row = {"task": task.title, "batch": size, "length": spec.max_length}
+    return row | {"load_ms": 1e3 * median(loading), "train_ms": 1e3 * median(training)}
+
+
+class SmallModel(nn.Module):
+    """Two blocks of LaS attention in chunks, width 64: fast, so that loading shows beside it."""
+
+    def __init__(self, spec: Spec, width: int = 64):
+        super().__init__()
+        self.spec = spec
+        self.embed = nn.Embedding(spec.size, width) if spec.inputs == "tokens" else nn.Linear(spec.size, width)
+        self.mixers = nn.ModuleList(LaSAttention(width, 4, chunk_size=128) for _ in range(2))
+        self.feedforwards = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.head = nn.Linear(width * (2 if spec.head == "match" else 1), spec.outputs)
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """(B, L) or (B, L, C) to (B, L, width)."""
+        x = self.embed(inputs)
+        for norm, mixer, feedforward in zip(self.norms, self.mixers, self.feedforwards, strict=True):
+            x = x + mixer(norm(x), mask=mask)
+            x = x + feedforward(x)
+        return x
+
+    def loss(self, batch: Batch) -> Tensor:
+        pairs = self.spec.head == "match"
+        inputs, mask = (x.flatten(0, 1) if pairs else x for x in (batch.inputs, batch.mask))
+        x = self(inputs, mask)
+        if self.spec.head == "language":
+            return F.cross_entropy(self.head(x).flatten(0, 1), batch.targets.flatten())
+        if self.spec.positions is not None:
+            return F.mse_loss(self.head(x[:, -self.spec.positions :]).squeeze(-1), batch.targets)
+        pooled = (x * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return F.cross_entropy(self.head(pooled.unflatten(0, (-1, 2)).flatten(1) if pairs else pooled), batch.targets)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("task", "samples/s, one core", "import", "batch × L", "load a batch", "train on it", "share")
+    for row in rows:
+        table.add_row(
+            row["task"],
+            f"{row['generated_per_second']:,.0f}" if "generated_per_second" in row else "",
+            f"{row['import_seconds']:.1f} s" if "import_seconds" in row else "",
+            f"{row['batch']} × {row['length']:,}",
+            f"{row['load_ms']:.2f} ms",
+            f"{row['train_ms']:,.0f} ms",
+            f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
+        )
+    return table
+
+
+@contextmanager
+def _temporary_home() -> Iterator[None]:
+    before = os.environ.get("LONGLENS_HOME")
+    with tempfile.TemporaryDirectory(prefix="longlens-bench-") as folder:
+        os.environ["LONGLENS_HOME"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("LONGLENS_HOME")
+            if before is not None:
+                os.environ["LONGLENS_HOME"] = before
