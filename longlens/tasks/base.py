@@ -112,7 +112,7 @@ class StoredTask(Task):
         """Write the arrays; return what is worth noting about them."""
 
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
-        path = None if source is None else Path(source)
+        path = None if source is None else Path(source).expanduser().absolute()
         store.prepare(
             self.store_name(), self.recipe(), lambda writer: self.build(writer, path, workers), force=force
         )  # fmt: skip
