@@ -48,7 +48,7 @@ class Atomic(Task):
     def spec(self) -> Spec:
         return Spec("real", 3, self.length, self.head, 1, self.metric, positions=self.length)
 
-    def split(self, name: SplitName, epoch: int = 0) -> "AtomicSplit":
+    def load(self, name: SplitName, epoch: int) -> "AtomicSplit":
         size = self.sizes[("train", "valid", "test").index(name)]
         return AtomicSplit(self, size, (name, epoch if name == "train" else 0))
 

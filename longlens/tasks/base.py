@@ -56,8 +56,14 @@ class Task(ABC):
     def spec(self) -> Spec: ...
 
     @abstractmethod
-    def split(self, name: SplitName, epoch: int = 0) -> Split:
+    def load(self, name: SplitName, epoch: int) -> Split:
         """The samples of a split. Only tasks that make new samples for each epoch of training look at ``epoch``."""
+
+    def split(self, name: SplitName, epoch: int = 0) -> Split:
+        """The samples of a split, whose ``take(indices)`` gives padded arrays."""
+        if name not in SPLITS:
+            raise ValueError(f"split is {name!r}; it can be {', '.join(SPLITS)}")
+        return self.load(name, epoch)
 
     @property
     def title(self) -> str:
@@ -68,8 +74,6 @@ class Task(ABC):
         """The batches of one epoch: see ``longlens.tasks.batches.Batches`` for the options."""
         from longlens.tasks.batches import Batches
 
-        if split not in SPLITS:
-            raise ValueError(f"split is {split!r}; it can be {', '.join(SPLITS)}")
         return Batches(self.split(split, epoch), batch_size, epoch=epoch, **options)
 
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:

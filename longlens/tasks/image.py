@@ -58,7 +58,7 @@ class Image(StoredTask):
     def spec(self) -> Spec:
         return Spec("real", 1, SIDE * SIDE, self.head, 10, self.metric)
 
-    def split(self, name: SplitName, epoch: int = 0) -> Split:
+    def load(self, name: SplitName, epoch: int) -> Split:
         stored = "test" if name == "test" else "train"
         pixels, labels = (self.prepared.array(stored, key) for key in ("values", "labels"))
         images = Images(pixels, labels, normalize)

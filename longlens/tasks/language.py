@@ -47,7 +47,7 @@ class Language(StoredTask):
         size = self.vocabulary_size()
         return Spec("tokens", size, self.context, "language", size, self.metric)
 
-    def split(self, name: SplitName, epoch: int = 0) -> Windows:
+    def load(self, name: SplitName, epoch: int) -> Windows:
         return Windows(self.prepared.array(name, "tokens"), self.context)
 
     def decode(self, ids: np.ndarray) -> str:

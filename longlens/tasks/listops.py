@@ -73,7 +73,7 @@ class ListOps(GeneratedTask):
     def spec(self) -> Spec:
         return Spec("tokens", len(VOCABULARY), self.max_length, self.head, 10, self.metric)
 
-    def split(self, name: SplitName, epoch: int = 0) -> Sequences:
+    def load(self, name: SplitName, epoch: int) -> Sequences:
         values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
         return Sequences(values, offsets_of(lengths), labels.astype(np.int64), max_length=self.max_length, end=EOS)
 

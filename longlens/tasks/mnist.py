@@ -60,7 +60,7 @@ class Mnist(StoredTask):
         """(784,) which pixel comes when, if not row by row."""
         return None
 
-    def split(self, name: SplitName, epoch: int = 0) -> Split:
+    def load(self, name: SplitName, epoch: int) -> Split:
         stored = "test" if name == "test" else "train"
         pixels, labels = (self.prepared.array(stored, key) for key in ("values", "labels"))
         images = Images(pixels, labels, scale, self.order())

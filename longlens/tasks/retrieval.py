@@ -57,7 +57,7 @@ class Retrieval(StoredTask):
     def spec(self) -> Spec:
         return Spec("tokens", len(self.prepared.details["symbols"]), self.max_length, self.head, 2, self.metric)
 
-    def split(self, name: SplitName, epoch: int = 0) -> Sequences:
+    def load(self, name: SplitName, epoch: int) -> Sequences:
         values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
         return Sequences(
             values, offsets_of(lengths), labels.astype(np.int64),

@@ -63,7 +63,7 @@ class Text(StoredTask):
             return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
         return self.prepared.details["symbols"]
 
-    def split(self, name: SplitName, epoch: int = 0) -> Split:
+    def load(self, name: SplitName, epoch: int) -> Split:
         from_test = name == "test" or (name == "valid" and self.validation == "test")
         stored = "test" if from_test else "train"
         values, lengths, labels = (self.prepared.array(stored, key) for key in ("values", "lengths", "labels"))

@@ -142,6 +142,8 @@ def test_a_task_knows_its_splits_and_epochs():
     task = create_task("atomic-cumsum", length=4, sizes=(6, 2, 2))
     with pytest.raises(ValueError, match="split is 'dev'; it can be train, valid, test"):
         task.batches("dev", 2)
+    with pytest.raises(ValueError, match="split is 'validation'"):
+        task.split("validation")
     first, again, second = (next(iter(task.batches("train", 6, epoch=epoch))).inputs for epoch in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, second)

@@ -142,7 +142,7 @@ class Failing(GeneratedTask):
             raise {"value": ValueError, "cache": CacheError, "other": KeyError}[self.kind]("of block 3")
         return Block(np.full(10, index, np.uint8), np.ones(10, np.int64), np.zeros(10, np.uint8))
 
-    spec = split = None  # pyright: ignore
+    spec = load = None  # pyright: ignore
 
 
 @pytest.mark.parametrize(
