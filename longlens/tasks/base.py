@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class Task(ABC):
         return f"target {np.array2string(np.asarray(label), threshold=8, precision=4)}"
 
     def picture(self, samples: Samples, row: int) -> np.ndarray | None:
-        """A sample as a grey picture with values from 0 to 1, if it is one."""
+        """A sample as a gray picture with values from 0 to 1, if it is one."""
         return None
 
 
@@ -141,10 +141,35 @@ class StoredTask(Task):
         return f"{self.name} ({stand_in})" if stand_in else self.name
 
 
-def held_out(split: Split, name: SplitName, seed: int, size: int) -> Split:
-    """``size`` samples of a training set for validation, drawn by ``seed``, or the rest for training."""
-    order = Stream("held out", seed).permutation(len(split))
-    return Subset(split, np.sort(order[:size] if name == "valid" else order[size:]))
+@dataclass(frozen=True, kw_only=True)
+class TrainTestTask(StoredTask):
+    """A stored set that comes with a training and a test set only: some of the former is held out for validation.
+
+    Args:
+        valid_size: training samples held out for validation.
+        seed: which ones.
+    """
+
+    valid_size: int
+    seed: int = 0
+
+    sizes: ClassVar[Mapping[str, int]]  # of the training and the test set
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_size < self.sizes["train"]:
+            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {self.sizes['train'] - 1:,}")
+
+    @abstractmethod
+    def stored(self, name: Literal["train", "test"]) -> Split:
+        """All samples of the training or the test set."""
+
+    def load(self, name: SplitName, epoch: int) -> Split:
+        if name == "test":
+            return self.stored("test")
+        train = self.stored("train")
+        order = Stream("held out", self.seed).permutation(len(train))
+        chosen = order[: self.valid_size] if name == "valid" else order[self.valid_size :]
+        return Subset(train, np.sort(chosen))
 
 
 _MODULES = {
@@ -207,7 +232,11 @@ def create_task(name: str, **options: Any) -> Task:
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}; {nearest(option, known)}")
+    hints = get_type_hints(chosen)
     for field in fields(chosen):
+        allowed = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        if allowed and options.get(field.name, field.default) not in allowed:
+            raise ValueError(f"{field.name} is {options[field.name]!r}; it can be {', '.join(allowed)}")
         if field.name not in options and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"task {name!r} needs the option {field.name!r}")
     return chosen(**options)

@@ -85,9 +85,6 @@ class Files(StoredTask):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(Path(self.path).expanduser()))  # a Path is welcome, but not in meta.json
-        for option, allowed in (("inputs", ("auto", "tokens", "real")), ("labels", ("auto", "classes", "numbers"))):
-            if getattr(self, option) not in allowed:
-                raise ValueError(f"{option} is {getattr(self, option)!r}; it can be {', '.join(allowed)}")
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length is {self.max_length}; it must be at least 1")
         if not (self.valid_share > 0 and self.test_share > 0 and self.valid_share + self.test_share < 1):

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from longlens.progress import progress
 from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options
+from longlens.tasks.datasets import offsets_of
 from longlens.tasks.store import CacheError, Details, Writer, explained, parts_folder
 
 
@@ -33,10 +35,10 @@ class Block(NamedTuple):
     lengths: np.ndarray  # (N,) int64
     labels: np.ndarray  # (N,) uint8
 
-    def samples(self) -> Iterator[tuple[np.ndarray, int]]:
-        ends = np.cumsum(self.lengths)
-        for end, length, label in zip(ends, self.lengths, self.labels, strict=True):
-            yield self.values[end - length : end], label
+    def samples(self) -> Iterator[np.ndarray]:
+        """The values of one sample after another."""
+        for start, end in pairwise(offsets_of(self.lengths)):
+            yield self.values[start:end]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def _join(task: GeneratedTask, writer: Writer, parts: Path, workers: int) -> Det
         block = _read_part(task, parts, index)
         index += 1
         new = []
-        for row, (values, _) in enumerate(block.samples()):
+        for row, values in enumerate(block.samples()):
             digest = blake2b(values.tobytes(), digest_size=16).digest()
             if digest not in seen:
                 seen.add(digest)
@@ -132,11 +134,11 @@ def _rows(block: Block, rows: list[int]) -> Block:
 
 def _write(writer: Writer, block: Block, first: int, bounds: np.ndarray) -> None:
     """Append samples ``first`` … to the splits in which they fall."""
-    ends = np.concatenate([[0], np.cumsum(block.lengths)])
+    starts = offsets_of(block.lengths)
     for split, low, high in zip(SPLITS, bounds[:-1] - first, bounds[1:] - first, strict=True):
         rows = slice(max(low, 0), min(max(high, 0), len(block.labels)))
         if rows.start < rows.stop:
-            writer.append(split, "values", block.values[ends[rows.start] : ends[rows.stop]])
+            writer.append(split, "values", block.values[starts[rows.start] : starts[rows.stop]])
             writer.append(split, "lengths", block.lengths[rows])
             writer.append(split, "labels", block.labels[rows])
 

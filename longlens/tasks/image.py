@@ -3,20 +3,20 @@
 Gray is ITU-R 601 luma as everybody's image library rounds it; then (x − 122.6) / 61.0, one real channel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, held_out, register
-from longlens.tasks.datasets import Images, Samples, Split
+from longlens.tasks.base import Head, Metric, Spec, TrainTestTask, register
+from longlens.tasks.datasets import Images, Samples
 from longlens.tasks.sources import Remote, official
 from longlens.tasks.store import Details, Writer
 
 SIDE = 32
-SIZES = {"train": 50_000, "test": 10_000}
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE = Remote(
     "cifar-10-binary.tar.gz",
@@ -34,35 +34,29 @@ _SHA256 = {
 
 @register("image")
 @dataclass(frozen=True, kw_only=True)
-class Image(StoredTask):
+class Image(TrainTestTask):
     """CIFAR-10 in gray, pixel by pixel.
 
     Args:
-        seed: which training images are held out for validation.
-        valid_size: how many.
+        valid_size: training images held out for validation.
+        seed: which ones.
     """
 
-    seed: int = 0
     valid_size: int = 5_000
 
     summary: ClassVar[str] = "CIFAR-10 in gray, pixel by pixel"
     origin: ClassVar[str] = "download, 170 MB"
     head: ClassVar[Head] = "classify"
     metric: ClassVar[Metric] = "accuracy"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.valid_size < SIZES["train"]:
-            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {SIZES['train'] - 1:,}")
+    sizes: ClassVar[Mapping[str, int]] = {"train": 50_000, "test": 10_000}
 
     @property
     def spec(self) -> Spec:
         return Spec("real", 1, SIDE * SIDE, self.head, 10, self.metric)
 
-    def load(self, name: SplitName, epoch: int) -> Split:
-        stored = "test" if name == "test" else "train"
-        pixels, labels = (self.prepared.array(stored, key) for key in ("values", "labels"))
-        images = Images(pixels, labels, normalize)
-        return images if name == "test" else held_out(images, name, self.seed, self.valid_size)
+    def stored(self, name: Literal["train", "test"]) -> Images:
+        pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
+        return Images(pixels, labels, normalize)
 
     def recipe(self) -> dict[str, Any]:
         return {"data": "cifar-10", "version": 1, "gray": "ITU-R 601"}
@@ -86,7 +80,7 @@ class Image(StoredTask):
                     f"the {split} images in {found.path} have the form of CIFAR-10, but are not CIFAR-10: a set of "
                     "your own is read by the task 'files'"
                 )
-        return {"sizes": SIZES, "source": str(source or ARCHIVE.urls[0])}
+        return {"sizes": dict(self.sizes), "source": str(source or ARCHIVE.urls[0])}
 
     def render(self, samples: Samples, row: int) -> str:
         return CLASSES[samples.targets[row]]

@@ -4,20 +4,20 @@ The permutation of pmnist sorts pixel numbers by their ten bits read backwards, 
 et al. 2015, who introduced the task, drew one at random.)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, held_out, register
-from longlens.tasks.datasets import Images, Samples, Split
+from longlens.tasks.base import Head, Metric, Spec, TrainTestTask, register
+from longlens.tasks.datasets import Images, Samples
 from longlens.tasks.sources import Remote, Source
 from longlens.tasks.store import Details, Writer
 
 SIDE = 28
-SIZES = {"train": 60_000, "test": 10_000}
 PREFIX = {"train": "train", "test": "t10k"}
 _ADDRESSES = ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
 _MD5 = {
@@ -33,24 +33,20 @@ _SHA256 = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mnist(StoredTask):
+class Mnist(TrainTestTask):
     """Digits, pixel by pixel.
 
     Args:
-        seed: which training images are held out for validation.
-        valid_size: how many.
+        valid_size: training images held out for validation.
+        seed: which ones.
     """
 
-    seed: int = 0
     valid_size: int = 6_000
 
     origin: ClassVar[str] = "download, 12 MB"
     head: ClassVar[Head] = "classify"
     metric: ClassVar[Metric] = "accuracy"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.valid_size < SIZES["train"]:
-            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {SIZES['train'] - 1:,}")
+    sizes: ClassVar[Mapping[str, int]] = {"train": 60_000, "test": 10_000}
 
     @property
     def spec(self) -> Spec:
@@ -60,11 +56,9 @@ class Mnist(StoredTask):
         """(784,) which pixel comes when, if not row by row."""
         return None
 
-    def load(self, name: SplitName, epoch: int) -> Split:
-        stored = "test" if name == "test" else "train"
-        pixels, labels = (self.prepared.array(stored, key) for key in ("values", "labels"))
-        images = Images(pixels, labels, scale, self.order())
-        return images if name == "test" else held_out(images, name, self.seed, self.valid_size)
+    def stored(self, name: Literal["train", "test"]) -> Images:
+        pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
+        return Images(pixels, labels, scale, self.order())
 
     def store_name(self) -> str:
         return "mnist"
@@ -73,7 +67,7 @@ class Mnist(StoredTask):
         return {"data": "mnist", "version": 1}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        for split, count in SIZES.items():
+        for split, count in self.sizes.items():
             images = _read(source, f"{PREFIX[split]}-images-idx3-ubyte", (count, SIDE, SIDE))
             labels = _read(source, f"{PREFIX[split]}-labels-idx1-ubyte", (count,))
             if labels.max() > 9:
@@ -87,7 +81,7 @@ class Mnist(StoredTask):
                 )
             writer.append(split, "values", images.reshape(count, -1))
             writer.append(split, "labels", labels)
-        return {"sizes": SIZES, "source": str(source or _ADDRESSES[0])}
+        return {"sizes": dict(self.sizes), "source": str(source or _ADDRESSES[0])}
 
     def render(self, samples: Samples, row: int) -> str:
         return f"digit {samples.targets[row]}"

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from longlens.tasks import characters
-from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, held_out, register
+from longlens.tasks.base import Head, Metric, Spec, SplitName, TrainTestTask, register
 from longlens.tasks.datasets import Samples, Sequences, Split, offsets_of
 from longlens.tasks.sources import Remote, Source, official
 from longlens.tasks.store import Details, Writer
 
-SIZES = {"train": 25_000, "test": 25_000}
 ARCHIVE = Remote(
     "aclImdb_v1.tar.gz",
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
@@ -23,7 +22,7 @@ ARCHIVE = Remote(
 
 @register("text")
 @dataclass(frozen=True, kw_only=True)
-class Text(StoredTask):
+class Text(TrainTestTask):
     """Reviews of films, good or bad.
 
     Args:
@@ -40,18 +39,17 @@ class Text(StoredTask):
     min_count: int = 15
     validation: Literal["train", "test"] = "train"
     valid_size: int = 2_500
-    seed: int = 0
 
     summary: ClassVar[str] = "IMDB reviews by characters: good or bad"
     origin: ClassVar[str] = "download, 84 MB"
     head: ClassVar[Head] = "classify"
     metric: ClassVar[Metric] = "accuracy"
+    sizes: ClassVar[Mapping[str, int]] = {"train": 25_000, "test": 25_000}
 
     def __post_init__(self) -> None:
         if self.max_length < 2:
             raise ValueError(f"max_length is {self.max_length}; a review and its end need at least 2")
-        if not 0 < self.valid_size < SIZES["train"]:
-            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {SIZES['train'] - 1:,}")
+        super().__post_init__()
 
     @property
     def spec(self) -> Spec:
@@ -63,16 +61,16 @@ class Text(StoredTask):
             return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
         return self.prepared.details["symbols"]
 
-    def load(self, name: SplitName, epoch: int) -> Split:
-        from_test = name == "test" or (name == "valid" and self.validation == "test")
-        stored = "test" if from_test else "train"
-        values, lengths, labels = (self.prepared.array(stored, key) for key in ("values", "lengths", "labels"))
-        reviews = Sequences(
+    def stored(self, name: Literal["train", "test"]) -> Sequences:
+        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
+        return Sequences(
             values, offsets_of(lengths), labels.astype(np.int64), max_length=self.max_length, end=characters.EOS
         )  # fmt: skip
-        if from_test or self.validation == "test":
-            return reviews
-        return held_out(reviews, name, self.seed, self.valid_size)
+
+    def load(self, name: SplitName, epoch: int) -> Split:
+        if self.validation == "test":
+            return self.stored("train" if name == "train" else "test")
+        return super().load(name, epoch)
 
     def store_name(self) -> str:
         return f"imdb-{self.level}"
@@ -84,7 +82,7 @@ class Text(StoredTask):
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         reviews = _read(official(source, ARCHIVE))
         symbols = None
-        for split in SIZES:
+        for split in self.sizes:
             texts = [text for label in ("neg", "pos") for _, text in sorted(reviews[split, label])]
             labels = np.repeat(np.arange(2, dtype=np.uint8), [len(reviews[split, label]) for label in ("neg", "pos")])
             if self.level == "bytes":
@@ -97,7 +95,7 @@ class Text(StoredTask):
             writer.append(split, "values", values)
             writer.append(split, "lengths", encoded.lengths)
             writer.append(split, "labels", labels)
-        return {"sizes": SIZES, "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
+        return {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
 
     def render(self, samples: Samples, row: int) -> str:
         ids = samples.inputs[row, : samples.lengths[row]]
@@ -110,7 +108,7 @@ Reviews = dict[tuple[str, str], list[tuple[int, str]]]
 
 def _read(source: Source) -> Reviews:
     """Numbers and texts of the reviews, by split and label."""
-    reviews: Reviews = {(split, label): [] for split in SIZES for label in ("neg", "pos")}
+    reviews: Reviews = {(split, label): [] for split in Text.sizes for label in ("neg", "pos")}
     for name, data in source.files(r"(.*/)?(train|test)/(neg|pos)/\d+_\d+\.txt"):
         split, label, file = name.split("/")[-3:]
         try:
@@ -118,9 +116,10 @@ def _read(source: Source) -> Reviews:
         except UnicodeDecodeError as error:
             raise ValueError(f"{name} in {source.path} is not UTF-8 text: {error}") from None
     for (split, label), found in reviews.items():
-        if len(found) != SIZES[split] // 2:
+        expected = Text.sizes[split] // 2
+        if len(found) != expected:
             raise ValueError(
-                f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}; IMDB has {SIZES[split] // 2:,}: "
+                f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}; IMDB has {expected:,}: "
                 f"the archive {ARCHIVE.urls[0]} has them all"
             )
     return reviews

@@ -131,6 +131,8 @@ def test_unknown_tasks_and_options():
         create_task("pathfindr")
     with pytest.raises(ValueError, match="there is no task 'zzz'; it can be listops, text"):
         create_task("zzz")
+    with pytest.raises(ValueError, match="level is 'words'; it can be chars, bytes"):
+        create_task("text", level="words")
     with pytest.raises(ValueError, match="needs the option 'path'"):
         create_task("files")
 
