@@ -103,7 +103,7 @@ def bench_data(
         tasks: which ones; by default all.
         source: a folder with mnist, cifar10, imdb, wikitext-2, text8, enwik8 and aan, or some of them, to import.
         batch_size: samples in a batch.
-        rounds: repetitions; the best counts.
+        rounds: repetitions; the best of a generator counts, and the median of loading.
         out: also write the figures and the environment to this JSON file.
     """
     import longlens.bench.data as bench
@@ -124,7 +124,7 @@ def data_verify(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) ->
     """Compare every file of the prepared sets with its checksum.
 
     Args:
-        names: sets whose names begin so; by default all.
+        names: tasks, or sets by their names; by default all.
     """
     from longlens.tasks.commands import verify_sets
 

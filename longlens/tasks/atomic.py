@@ -10,12 +10,13 @@ Values are normal, divided by the largest magnitude of their sequence; positions
 New samples in each epoch of training; sample i of an epoch depends on nothing but the options, the epoch and i.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from longlens.tasks.base import Head, Metric, Spec, SplitName, Task, register
+from longlens.tasks.base import SPLITS, Head, Metric, Spec, SplitName, Task, register
 from longlens.tasks.datasets import Samples
 from longlens.tasks.stream import Stream, normal_of_bits
 
@@ -39,7 +40,7 @@ class Atomic(Task):
     metric: ClassVar[Metric] = "r2"
 
     def __post_init__(self) -> None:
-        if self.length < 1 or min(self.sizes) < 1 or len(self.sizes) != 3:
+        if self.length < 1 or len(self.sizes) != 3 or min(self.sizes) < 1:
             raise ValueError(
                 f"length is {self.length} and sizes are {self.sizes}; a length and three sizes of at least 1 are needed"
             )
@@ -49,29 +50,39 @@ class Atomic(Task):
         return Spec("real", 3, self.length, self.head, 1, self.metric, positions=self.length)
 
     def load(self, name: SplitName, epoch: int) -> "AtomicSplit":
-        size = self.sizes[("train", "valid", "test").index(name)]
+        size = self.sizes[SPLITS.index(name)]
         return AtomicSplit(self, size, (name, epoch if name == "train" else 0))
 
+    @abstractmethod
     def bits(self) -> int:
         """Random numbers that a sample is made of."""
-        return self.length
 
+    @abstractmethod
     def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (B, L, channels) and targets (B, positions) from random bits (B, n)."""
-        values = _values(bits)
-        return _with_positions(values), self.target(values)
-
-    def target(self, values: np.ndarray) -> np.ndarray:
-        """(B, L) the operation."""
-        raise NotImplementedError
 
     def render(self, samples: Samples, row: int) -> str:
         with np.printoptions(precision=3, suppress=True, threshold=20, edgeitems=8, linewidth=110):
             return f"values {samples.inputs[row, :, 0]}\ntarget {samples.targets[row]}"
 
 
+class Running(Atomic):
+    """A number for each number, of it and those before it."""
+
+    def bits(self) -> int:
+        return self.length
+
+    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values = _values(bits)
+        return _with_positions(values), self.target(values)
+
+    @abstractmethod
+    def target(self, values: np.ndarray) -> np.ndarray:
+        """(B, L) to (B, L)."""
+
+
 @register("atomic-cumsum")
-class CumSum(Atomic):
+class CumSum(Running):
     summary: ClassVar[str] = "running sums of real numbers"
 
     def target(self, values: np.ndarray) -> np.ndarray:
@@ -79,7 +90,7 @@ class CumSum(Atomic):
 
 
 @register("atomic-cummax")
-class CumMax(Atomic):
+class CumMax(Running):
     summary: ClassVar[str] = "running maxima of real numbers"
 
     def target(self, values: np.ndarray) -> np.ndarray:
@@ -146,6 +157,9 @@ class AtomicSplit:
         lengths = np.full(len(indices), inputs.shape[1], dtype=np.int64)
         return Samples(inputs.astype(np.float32), lengths, targets.astype(np.float32))
 
+    def count_targets(self, indices: np.ndarray) -> int:
+        return len(indices)
+
 
 def _values(bits: np.ndarray) -> np.ndarray:
     """(B, L) normal numbers, divided by the largest magnitude of their row."""
@@ -157,5 +171,6 @@ def _with_positions(*channels: np.ndarray) -> np.ndarray:
     """(B, L) channels and the positions on a circle: (B, L, C + 2)."""
     count, length = channels[0].shape
     angle = 2 * np.pi * np.arange(length) / length
-    circle = (np.broadcast_to(wave, (count, length)) for wave in (np.cos(angle), np.sin(angle)))
+    # Rounded, as the last bit of a cosine is not the same on all machines.
+    circle = (np.broadcast_to(np.round(wave, 9), (count, length)) for wave in (np.cos(angle), np.sin(angle)))
     return np.stack([*channels, *circle], axis=2)

@@ -1,5 +1,7 @@
 """What a task is, and how to get one by its name."""
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -12,7 +14,7 @@ import numpy as np
 
 from longlens.naming import nearest
 from longlens.tasks import store
-from longlens.tasks.datasets import Samples, Split, Subset
+from longlens.tasks.datasets import Samples, Sequences, Split, Subset, offsets_of
 from longlens.tasks.store import Details, Prepared, Writer
 from longlens.tasks.stream import Stream
 
@@ -50,10 +52,12 @@ class Task(ABC):
     origin: ClassVar[str]  # where the data comes from, in a word
     head: ClassVar[Head]
     metric: ClassVar[Metric]
+    version: ClassVar[int] = 1  # a new number when the same options give other samples
 
     @property
     @abstractmethod
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        """What a model has to know. Where the vocabulary comes from the data, this prepares it."""
 
     @abstractmethod
     def load(self, name: SplitName, epoch: int) -> Split:
@@ -67,8 +71,27 @@ class Task(ABC):
 
     @property
     def title(self) -> str:
-        """The name for tables and folders. It says so where the data is not the official one."""
-        return self.name
+        """The name for tables, with the options that were changed: ``text8 (stand-in, context=128)``."""
+        changed = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                changed.append(field.name.replace("_", "-") if value is True else f"{field.name}={value}")
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    @property
+    def slug(self) -> str:
+        """The name for folders: ``text8-stand-in``, ``listops-release``. Other options do not show in it."""
+        flags = (f.name for f in fields(self) if getattr(self, f.name) is True and f.default is False)
+        return "-".join([self.name, *flags]).replace("_", "-")
+
+    def vocabulary(self) -> list[str] | None:
+        """The symbols of the tokens, if its inputs are tokens."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Another one if the data is another: a result belongs to it."""
+        return f"{self.name}-{self.version}"
 
     def batches(self, split: SplitName, batch_size: int, *, epoch: int = 0, **options: Any) -> "Batches":
         """The batches of one epoch: see ``longlens.tasks.batches.Batches`` for the options."""
@@ -116,7 +139,13 @@ class StoredTask(Task):
         """Write the arrays; return what is worth noting about them."""
 
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers is {workers}; it must be at least 1")
         path = None if source is None else Path(source).expanduser().absolute()
+        if path is not None and not force and self.is_prepared() and "stand_in" in self.prepared.details:
+            before = self.prepared.details["source"]
+            if before != str(path):
+                raise ValueError(f"the stand-in for {self.name} was made from {before}; force replaces it by {path}")
         store.prepare(
             self.store_name(), self.recipe(), lambda writer: self.build(writer, path, workers), force=force
         )  # fmt: skip
@@ -135,10 +164,15 @@ class StoredTask(Task):
             self.prepare()
         return Prepared(self.folder())
 
-    @property
-    def title(self) -> str:
-        stand_in = self.prepared.details.get("stand_in") if self.is_prepared() else None
-        return f"{self.name} ({stand_in})" if stand_in else self.name
+    def fingerprint(self) -> str:
+        """The checksums of all stored arrays in one; prepares the set if it is not there."""
+        sums = sorted((file, facts["sha256"]) for file, facts in self.prepared.meta["files"].items())
+        return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+    def sequences(self, name: str, **options: Any) -> Sequences:
+        """The stored values, lengths and labels of a split."""
+        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
+        return Sequences(values, offsets_of(lengths), labels.astype(np.int64), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +232,9 @@ def register(name: str) -> Callable[[_Class], _Class]:
     """``@register("my-task")`` above a Task makes it one that ``create_task`` knows."""
 
     def add(task_class: _Class) -> _Class:
-        if _CLASSES.get(name, task_class).__qualname__ != task_class.__qualname__:
+        taken = _CLASSES.get(name)
+        home = f"longlens.tasks.{_MODULES[name]}" if name in _MODULES else taken and taken.__module__
+        if home not in (None, task_class.__module__) or (taken and taken.__qualname__ != task_class.__qualname__):
             raise ValueError(f"there is a task {name!r} already: choose another name")
         task_class.name = name
         _CLASSES[name] = task_class
@@ -225,21 +261,40 @@ def create_task(name: str, **options: Any) -> Task:
     """A task by its name: ``create_task("listops")``, ``create_task("pathfinder", size=16, contour=6)``.
 
     Nothing is generated or downloaded before its data is used or ``prepare`` is called. ``list_tasks()`` has the names;
-    the options are the fields of the task's class, e.g. ``help(task_class("listops"))``.
+    the options are the fields of the task's class: ``help(create_task("listops"))`` describes them.
     """
     chosen = task_class(name)
     known = [field.name for field in fields(chosen)]
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}; {nearest(option, known)}")
-    hints = get_type_hints(chosen)
-    for field in fields(chosen):
-        allowed = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
-        if allowed and options.get(field.name, field.default) not in allowed:
-            raise ValueError(f"{field.name} is {options[field.name]!r}; it can be {', '.join(allowed)}")
-        if field.name not in options and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"task {name!r} needs the option {field.name!r}")
-    return chosen(**options)
+    for option in required_options(chosen):
+        if option not in options:
+            raise ValueError(f"task {name!r} needs the option {option!r}")
+    return chosen(**typed_options(chosen, options))
+
+
+def typed_options(chosen: type[Task], options: dict[str, Any]) -> dict[str, Any]:
+    """Options as their fields want them: a list from a JSON file becomes a tuple, and 2000.0 the number 2000."""
+    from pydantic import TypeAdapter, ValidationError
+
+    hints, typed = get_type_hints(chosen), {}
+    for option, value in options.items():
+        try:
+            given = os.fspath(value) if isinstance(value, os.PathLike) else value
+            typed[option] = TypeAdapter(hints[option]).validate_python(given)
+        except ValidationError as error:
+            kind = hints[option]
+            if get_origin(kind) is Literal:
+                raise ValueError(f"{option} is {value!r}; it can be {', '.join(get_args(kind))}") from None
+            reason = error.errors()[0]["msg"].lower()
+            raise ValueError(f"{option} is {value!r}, which is not possible: {reason}") from None
+    return typed
+
+
+def required_options(chosen: type[Task]) -> list[str]:
+    """The options without a default."""
+    return [f.name for f in fields(chosen) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def task_options(task: Task) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Batch:
     lengths: Tensor  # (B,) int64; pairs: (B, 2)
     targets: Tensor  # (B,) int64 classes, (B, L) int64 tokens or -100, (B,) or (B, M) float32 numbers
     indices: Tensor  # (B,) int64, which samples of the split these are
-    total: int  # samples of this step in all processes
+    total: int  # targets of this step in all processes: samples, or tokens of a language
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -51,7 +51,8 @@ class Batches:
             from pools of 32 batches; otherwise all samples are sorted by length.
         rank, world_size: this process and how many there are. Each step's samples are dealt out in turn, so that every
             process makes the same number of steps and every sample belongs to one process. Where fewer samples than
-            processes are left, some get an empty batch.
+            processes are left, some get an empty batch: average a loss as its sum over the batch, divided by
+            ``batch.total``, and the sum over the processes is right.
         start: begin at this batch; those before cost nothing.
     """
 
@@ -88,7 +89,8 @@ class Batches:
             mine = step[self.rank :: self.world_size]
             samples = self.split.take(mine)
             arrays = (torch.from_numpy(np.ascontiguousarray(array)) for array in samples)
-            yield Batch(*arrays, indices=torch.from_numpy(mine.copy()), total=len(step))
+            total = self.split.count_targets(step)
+            yield Batch(*arrays, indices=torch.from_numpy(mine.copy()), total=total)
 
     def _steps(self) -> list[np.ndarray]:
         """The samples of each step of the epoch."""

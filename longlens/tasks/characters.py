@@ -27,9 +27,8 @@ def utf8(texts: Sequence[str]) -> Encoded:
     return Encoded(np.frombuffer(b"".join(encoded), np.uint8), np.array([len(t) for t in encoded], dtype=np.int64))
 
 
-def vocabulary(characters: np.ndarray, min_count: int) -> list[str]:
-    """The special tokens, and the characters that occur at least ``min_count`` times, most frequent first."""
-    counts = np.bincount(characters)
+def frequent(counts: np.ndarray, min_count: int) -> list[str]:
+    """A vocabulary: the special tokens, and the characters that occur ``min_count`` times, most frequent first."""
     kept = np.flatnonzero(counts >= max(min_count, 1))
     return [*SPECIALS, *(chr(c) for c in kept[np.argsort(-counts[kept], kind="stable")])]
 

@@ -8,7 +8,16 @@ from rich.console import Console
 from rich.table import Table
 
 from longlens.tasks import store
-from longlens.tasks.base import SPLITS, SplitName, StoredTask, Task, create_task, list_tasks, task_class
+from longlens.tasks.base import (
+    SPLITS,
+    SplitName,
+    StoredTask,
+    Task,
+    create_task,
+    list_tasks,
+    required_options,
+    task_class,
+)
 from longlens.tasks.datasets import Samples
 
 
@@ -17,29 +26,35 @@ def print_tasks(console: Console) -> None:
     table = Table("task", "what", "head", "metric", "data", "prepared")
     for name in list_tasks():
         chosen = task_class(name)
-        if name == "files":
-            table.add_row(name, chosen.summary, "classify, regress", "accuracy, r2", chosen.origin, "–")
-        else:
-            task = create_task(name)
-            ready = ("yes" if task.is_prepared() else "no") if isinstance(task, StoredTask) else "–"
-            table.add_row(name, chosen.summary, chosen.head, chosen.metric, chosen.origin, ready)
+        task = None if required_options(chosen) else create_task(name)
+        ready = ("yes" if task.is_prepared() else "no") if isinstance(task, StoredTask) else "–"
+        table.add_row(name, chosen.summary, chosen.head, chosen.metric, chosen.origin, ready)
     console.print(table)
-    sets = [store.Prepared(folder) for folder in store.prepared_sets()]
-    if sets:
-        table = Table("prepared set", "samples or tokens (train / valid / test)", "MB", "note")
-        for prepared in sets:
-            sizes = prepared.details["sizes"]
-            shown = " / ".join(f"{sizes[split]:,}" if split in sizes else "–" for split in SPLITS)
-            note = prepared.details.get("stand_in") or prepared.details.get("warning") or ""
-            table.add_row(prepared.folder.name, shown, f"{prepared.size() / 1e6:,.0f}", note)
+    table = Table("prepared set", "samples or tokens (train / valid / test)", "MB", "note")
+    for folder in store.prepared_sets():
+        table.add_row(folder.name, *_describe(folder))
+    for folder in store.unfinished_sets():
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        table.add_row(folder.name, "", f"{size / 1e6:,.0f}", "unfinished: the same command goes on")
+    if table.rows:
         console.print(table)
     console.print(f"cache folder: {store.home()} (LONGLENS_HOME)", markup=False)
 
 
+def _describe(folder: Path) -> tuple[str, str, str]:
+    """Sizes, megabytes and a note about a set."""
+    try:
+        prepared = store.Prepared(folder)
+        sizes = prepared.details["sizes"]
+        shown = " / ".join(f"{sizes[split]:,}" if split in sizes else "–" for split in SPLITS)
+        note = prepared.details.get("stand_in") or prepared.details.get("warning") or ""
+        return shown, f"{prepared.size() / 1e6:,.0f}", note
+    except (OSError, KeyError):
+        return "", "", "damaged: make it again with --force"
+
+
 def prepare_task(task: Task, source: Path | None, workers: int | None, force: bool, console: Console) -> None:
     """Prepare, and say what there is now."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers is {workers}; it must be at least 1")
     there, start = task.is_prepared(), time.perf_counter()
     task.prepare(source, workers=workers, force=force)
     seconds = time.perf_counter() - start
@@ -51,8 +66,9 @@ def prepare_task(task: Task, source: Path | None, workers: int | None, force: bo
     )
     if isinstance(task, StoredTask):
         details = task.prepared.details
-        if "warning" in details:
-            console.print(f"warning: {details['warning']}", markup=False)
+        for kind in ("stand_in", "warning"):
+            if kind in details:
+                console.print(f"{kind.replace('_', '-')}: {details[kind]}", markup=False)
         origin = f" from {details['source']}" if "source" in details else ""
         made = (
             f"was there already{origin}; --force makes it again" if there and not force else f"made in {seconds:.1f} s"
@@ -64,9 +80,9 @@ def prepare_task(task: Task, source: Path | None, workers: int | None, force: bo
 
 def verify_sets(names: tuple[str, ...], console: Console) -> bool:
     """Whether all files of the sets are as they were written."""
-    folders = [f for f in store.prepared_sets() if not names or f.name.startswith(names)]
+    folders = [folder for folder in store.prepared_sets() if not names or any(_belongs(folder, n) for n in names)]
     if not folders:
-        wanted = f" whose name begins with {' or '.join(names)}" if names else ""
+        wanted = f" of {' or '.join(names)}" if names else ""
         raise ValueError(f"there is no prepared set{wanted} in {store.home() / 'sets'}")
     whole = True
     for folder in folders:
@@ -79,6 +95,15 @@ def verify_sets(names: tuple[str, ...], console: Console) -> bool:
     if not whole:
         console.print("make damaged sets again with 'longlens data prepare' and --force", markup=False)
     return whole
+
+
+def _belongs(folder: Path, name: str) -> bool:
+    """Whether a set is of this name, or stored by the task of this name."""
+    stored = name
+    if name in list_tasks() and not required_options(task_class(name)):
+        task = create_task(name)
+        stored = task.store_name() if isinstance(task, StoredTask) else name
+    return folder.name == name or folder.name.startswith((f"{name}-", f"{stored}-"))
 
 
 def show_task(

@@ -31,6 +31,10 @@ class Split(Protocol):
 
     def take(self, indices: np.ndarray) -> Samples: ...
 
+    def count_targets(self, indices: np.ndarray) -> int:
+        """How many predictions these samples ask for: what a loss is averaged over."""
+        ...
+
 
 def as_tokens(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64)
@@ -69,7 +73,7 @@ class Sequences:
         rows = (2 * indices[:, None] + np.arange(2)).ravel() if self.pairs else indices
         lengths = self._lengths_of(rows)
         starts = np.asarray(self.offsets[rows])
-        padded = np.zeros((len(rows), max(lengths, default=0), *self.values.shape[1:]), self.values.dtype)
+        padded = np.zeros((len(rows), max(lengths, default=1), *self.values.shape[1:]), self.values.dtype)
         ended = 0 if self.end is None else 1
         for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             padded[row, : length - ended] = self.values[start : start + length - ended]
@@ -77,8 +81,11 @@ class Sequences:
                 padded[row, length - 1] = self.end
         inputs = self.transform(padded)
         if self.pairs:
-            inputs, lengths = inputs.reshape(-1, 2, *inputs.shape[1:]), lengths.reshape(-1, 2)
+            inputs, lengths = inputs.reshape(len(indices), 2, *inputs.shape[1:]), lengths.reshape(-1, 2)
         return Samples(inputs, lengths, np.asarray(self.targets[indices]))
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        return len(indices)
 
     def _lengths_of(self, rows: np.ndarray) -> np.ndarray:
         lengths = np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)
@@ -109,6 +116,9 @@ class Images:
         lengths = np.full(len(indices), values.shape[1], dtype=np.int64)
         return Samples(inputs, lengths, np.asarray(self.targets[indices], dtype=np.int64))
 
+    def count_targets(self, indices: np.ndarray) -> int:
+        return len(indices)
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -130,12 +140,15 @@ class Windows:
     def take(self, indices: np.ndarray) -> Samples:
         pieces = [self.tokens[i * self.context : (i + 1) * self.context + 1] for i in indices.tolist()]
         lengths = np.array([len(piece) - 1 for piece in pieces], dtype=np.int64)
-        inputs = np.zeros((len(pieces), lengths.max(initial=0)), dtype=np.int64)
+        inputs = np.zeros((len(pieces), lengths.max(initial=1)), dtype=np.int64)
         targets = np.full_like(inputs, IGNORE)
         for row, piece in enumerate(pieces):
             inputs[row, : len(piece) - 1] = piece[:-1]
             targets[row, : len(piece) - 1] = piece[1:]
         return Samples(inputs, lengths, targets)
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        return int(self.lengths[indices].sum())
 
 
 @dataclass(frozen=True)
@@ -154,3 +167,6 @@ class Subset:
 
     def take(self, indices: np.ndarray) -> Samples:
         return self.whole.take(self.indices[indices])
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        return self.whole.count_targets(self.indices[indices])

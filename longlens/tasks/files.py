@@ -103,6 +103,13 @@ class Files(StoredTask):
     def title(self) -> str:
         return f"files ({Path(self.path).resolve().name})"
 
+    @property
+    def slug(self) -> str:
+        return "files-" + re.sub(r"[^\w.-]+", "-", Path(self.path).resolve().name)
+
+    def vocabulary(self) -> list[str] | None:
+        return self.prepared.details.get("symbols")
+
     def load(self, name: SplitName, epoch: int) -> Sequences:
         values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
         transform = np.asarray if self.prepared.details["inputs"] == "real" else as_tokens

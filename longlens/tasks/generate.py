@@ -10,20 +10,22 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
 from longlens.progress import progress
-from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options
+from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options, typed_options
 from longlens.tasks.datasets import offsets_of
 from longlens.tasks.store import CacheError, Details, Writer, explained, parts_folder
 
@@ -57,7 +59,7 @@ class GeneratedTask(StoredTask):
     head: ClassVar[Head] = "classify"
     metric: ClassVar[Metric] = "accuracy"
     block_size: ClassVar[int]
-    version: ClassVar[int]  # a new number when the generator makes other bytes
+    together: ClassVar[int] = 1  # samples that stay or go together when one of them is repeated
 
     @abstractmethod
     def block(self, index: int) -> Block:
@@ -67,27 +69,30 @@ class GeneratedTask(StoredTask):
         if len(self.sizes) != 3 or min(self.sizes) < 1:
             raise ValueError(f"sizes are {self.sizes}; they must be three numbers of samples, each at least 1")
 
+    def refuse_with_release(self, *names: str) -> None:
+        """Options that files of a release do not follow must not look as if they did."""
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} shapes generated samples only: leave it out, or leave out release")
+
     def recipe(self) -> dict[str, Any]:
         return {"task": self.name, "version": self.version, **task_options(self)}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         if source is not None:
             raise ValueError(f"{self.name} is generated, so there is nothing to import from {source}: leave out --from")
-        return build_generated(self, writer, workers)
+        parts = parts_folder(self.folder())
+        with explained():
+            parts.mkdir(exist_ok=True)
+        return _join(self, writer, parts, workers or cores())
 
-
-def build_generated(task: GeneratedTask, writer: Writer, workers: int | None) -> Details:
-    """Generate all blocks and write them as the three splits."""
-    parts = parts_folder(task.folder())
-    with explained():
-        parts.mkdir(exist_ok=True)
-    try:
-        details = _join(task, writer, parts, workers or cores())
-    except (CacheError, ValueError):  # a full disk needs the room, and a wrong option will not come again
-        shutil.rmtree(parts, ignore_errors=True)
-        raise
-    shutil.rmtree(parts, ignore_errors=True)
-    return details
+    def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
+        try:
+            super().prepare(source, workers=workers, force=force)
+        except (CacheError, ValueError):  # a full disk needs the room, and a wrong option will not come again
+            shutil.rmtree(parts_folder(self.folder()), ignore_errors=True)
+            raise
+        shutil.rmtree(parts_folder(self.folder()), ignore_errors=True)
 
 
 def cores() -> int:
@@ -111,17 +116,24 @@ def _join(task: GeneratedTask, writer: Writer, parts: Path, workers: int) -> Det
             _make_parts(task, parts, range(index, ready), workers)
         block = _read_part(task, parts, index)
         index += 1
-        new = []
-        for row, values in enumerate(block.samples()):
-            digest = blake2b(values.tobytes(), digest_size=16).digest()
-            if digest not in seen:
-                seen.add(digest)
-                new.append(row)
+        new = _new_rows(block, seen, task.together)
         repeated += len(block.labels) - len(new)
         new = new[: needed - kept]
         _write(writer, _rows(block, new), kept, bounds)
         kept += len(new)
     return {"sizes": dict(zip(SPLITS, task.sizes, strict=True))}
+
+
+def _new_rows(block: Block, seen: set[bytes], together: int) -> list[int]:
+    """The samples that were not seen before, and whose companions were not either."""
+    digests = [blake2b(values.tobytes(), digest_size=16).digest() for values in block.samples()]
+    new = []
+    for first in range(0, len(digests), together):
+        group = digests[first : first + together]
+        if len(set(group) - seen) == together:
+            new += range(first, first + together)
+        seen.update(group)
+    return new
 
 
 def _rows(block: Block, rows: list[int]) -> Block:
@@ -148,48 +160,59 @@ def _make_parts(task: GeneratedTask, parts: Path, blocks: range, workers: int) -
     missing = [index for index in blocks if not _part(parts, index).exists()]
     workers = min(workers, len(missing))
     with progress(f"generating {task.name}", len(blocks) * task.block_size, "samples") as done:
-        if workers <= 1 or type(task).__module__ == "__main__":  # a class that another process cannot import
+        if workers <= 1 or not _importable(type(task)):
             for count, index in enumerate(missing, start=len(blocks) - len(missing)):
                 done(count * task.block_size)
                 _make_part(task, parts, index)
             return
-        order = {"module": type(task).__module__, "class": type(task).__qualname__, "options": task_options(task)}
-        order |= {"parts": str(parts.resolve()), "parent": os.getpid()}
-        # A command of its own, since the workers of multiprocessing run the user's main file once more.
-        command = [sys.executable, "-m", "longlens.tasks.generate"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen(
-                [*command, json.dumps(order | {"blocks": missing[worker::workers]})],
-                stderr=subprocess.PIPE, env=environment, text=True,
-            )
-            for worker in range(workers)
-        ]  # fmt: skip
-        try:
-            while any(process.poll() is None for process in processes):
-                if any(process.poll() for process in processes):
-                    break
-                done(sum(_part(parts, index).exists() for index in blocks) * task.block_size)
-                time.sleep(0.1)
-        finally:
-            for process in processes:
-                process.terminate()
-            errors = [process.communicate()[1] for process in processes]
-        for process, error in zip(processes, errors, strict=True):
-            if process.returncode not in (0, -15):
-                _raise_again(error)
+        with tempfile.TemporaryFile("w+") as errors:
+            processes = [_start_worker(task, parts, missing[worker::workers], errors) for worker in range(workers)]
+            try:
+                while None in (codes := [process.poll() for process in processes]) and not any(codes):
+                    done(sum(_part(parts, index).exists() for index in blocks) * task.block_size)
+                    time.sleep(0.1)
+            finally:
+                for process in processes:
+                    process.terminate()
+                    process.communicate()
+            if any(codes):
+                errors.seek(0)
+                _raise_again(errors.read())
 
 
-def _raise_again(error: str) -> None:
+def _importable(task_class: type) -> bool:
+    """Whether another process can find this class: not if it is of the main file, or of a function."""
+    try:
+        return task_class.__module__ != "__main__" and hasattr(
+            importlib.import_module(task_class.__module__), task_class.__qualname__
+        )
+    except ImportError:
+        return False
+
+
+def _start_worker(task: GeneratedTask, parts: Path, blocks: list[int], errors: IO[str]) -> subprocess.Popen[str]:
+    """A command of its own, since the workers of multiprocessing run the user's main file once more."""
+    order = {"path": sys.path, "module": type(task).__module__, "class": type(task).__qualname__}
+    order |= {"options": task_options(task), "parts": str(parts.resolve()), "blocks": blocks}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "longlens.tasks.generate"],
+        stdin=subprocess.PIPE, stderr=errors, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()  # and left open: its end tells the worker that this process is gone
+    return process
+
+
+def _raise_again(error: str) -> NoReturn:
     """Raise in this process what stopped a worker."""
     last = error.strip().splitlines()[-1] if error.strip() else "it was killed"
+    name, _, message = last.partition(": ")
     for kind in (CacheError, ValueError):
-        name, _, message = last.partition(": ")
         if name.endswith(kind.__name__):
             raise kind(message)
-    raise RuntimeError(
-        f"a process that generates samples stopped: {last}; run the same command again to go on\n{error}"
-    )
+    raise ChildProcessError(f"a process that generates samples stopped: {last}; run the same command again to go on")
 
 
 def _part(parts: Path, index: int) -> Path:
@@ -217,16 +240,16 @@ def _read_part(task: GeneratedTask, parts: Path, index: int) -> Block:
         return _make_part(task, parts, index)
 
 
-def _work(order: dict[str, Any]) -> None:
-    """A worker: make the blocks, unless the process that wants them is gone."""
+def _work() -> None:
+    """A worker: make the blocks that the first line of the input asks for, and stop when the input ends."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=lambda: sys.stdin.read() or os._exit(0), daemon=True).start()
+    sys.path[:] = order["path"]
     task_class = getattr(importlib.import_module(order["module"]), order["class"])
-    options = {name: tuple(v) if isinstance(v, list) else v for name, v in order["options"].items()}
-    task = task_class(**options)
+    task = task_class(**typed_options(task_class, order["options"]))
     for index in order["blocks"]:
-        if os.getppid() != order["parent"]:
-            return
         _make_part(task, Path(order["parts"]), index)
 
 
 if __name__ == "__main__":
-    _work(json.loads(sys.argv[1]))
+    _work()

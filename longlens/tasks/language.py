@@ -4,9 +4,10 @@ text8 and enwik8 (Mahoney) are cut at 90 and 95 of their 100 million bytes, as e
 (Merity et al. 2017) are those of its training set, and every line ends with ``<eos>``.
 """
 
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from hashlib import md5
+from hashlib import md5, sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -39,20 +40,20 @@ class Language(StoredTask):
         if self.context < 1:
             raise ValueError(f"context is {self.context}; it must be at least 1")
 
-    def vocabulary_size(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def vocabulary(self) -> list[str]: ...
 
     @property
     def spec(self) -> Spec:
-        size = self.vocabulary_size()
+        size = len(self.vocabulary())
         return Spec("tokens", size, self.context, "language", size, self.metric)
 
     def load(self, name: SplitName, epoch: int) -> Windows:
         return Windows(self.prepared.array(name, "tokens"), self.context)
 
+    @abstractmethod
     def decode(self, ids: np.ndarray) -> str:
         """Tokens as text."""
-        raise NotImplementedError
 
     def render(self, samples: Samples, row: int) -> str:
         length = samples.lengths[row]
@@ -75,9 +76,10 @@ class _Bytes(Language):
     metric: ClassVar[Metric] = "bits_per_byte"
     size: ClassVar[int] = 100_000_000
     md5: ClassVar[str]
+    first_million: ClassVar[str]  # the checksum of so many bytes, by which a prefix is known
 
     def store_name(self) -> str:
-        return f"{self.name}-prefix" if self.stand_in else self.name
+        return f"{self.name}-stand-in" if self.stand_in else self.name
 
     def recipe(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1, "stand_in": self.stand_in}
@@ -104,7 +106,10 @@ class _Bytes(Language):
             writer.append(split, "tokens", tokens[low:high])
             sizes[split] = high - low
         details: Details = {"sizes": sizes, "source": str(source or self.archive.urls[0])}
-        return details if whole else details | {"stand_in": f"prefix of {len(data):,} bytes"}
+        if self.stand_in:
+            beginning = sha256(data[:1_000_000]).hexdigest() == self.first_million
+            details["stand_in"] = f"{'prefix' if beginning else 'stand-in'} of {len(data):,} bytes"
+        return details
 
     def encode(self, data: np.ndarray) -> np.ndarray:
         """Bytes as tokens."""
@@ -119,9 +124,10 @@ class Text8(_Bytes):
         "text8.zip", ("http://mattmahoney.net/dc/text8.zip",), "md5:f26f94c5209bc6159618bad4a559ff81"
     )
     md5: ClassVar[str] = "3bea1919949baf155f99411df5fada7e"
+    first_million: ClassVar[str] = "a29a713419313a2c4f0f38d3907938156a7c088a69c7c30542410124651ab5b2"
 
-    def vocabulary_size(self) -> int:
-        return len(TEXT8_SYMBOLS)
+    def vocabulary(self) -> list[str]:
+        return list(TEXT8_SYMBOLS)
 
     def encode(self, data: np.ndarray) -> np.ndarray:
         table = np.full(256, 255, dtype=np.uint8)
@@ -145,9 +151,10 @@ class Enwik8(_Bytes):
         "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
     )
     md5: ClassVar[str] = "a1fa5ffddb56f4953e226637dabbb36a"
+    first_million: ClassVar[str] = "369b688978f649681136198fb96db14c1616756260c55fb4b65e9bc049552cad"
 
-    def vocabulary_size(self) -> int:
-        return 256
+    def vocabulary(self) -> list[str]:
+        return [f"<{byte:02x}>" for byte in range(256)]
 
     def decode(self, ids: np.ndarray) -> str:
         return bytes(ids.tolist()).decode(errors="replace")
@@ -159,8 +166,9 @@ class _WikiText(Language):
     sizes: ClassVar[dict[str, int]]
     words: ClassVar[int]
 
-    def vocabulary_size(self) -> int:
-        return self.words
+    @property
+    def spec(self) -> Spec:
+        return Spec("tokens", self.words, self.context, self.head, self.words, self.metric)
 
     def recipe(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1}

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from longlens.tasks.base import Spec, SplitName, register
+from longlens.tasks.base import SPLITS, Spec, SplitName, register
 from longlens.tasks.datasets import Samples, Sequences, offsets_of
 from longlens.tasks.generate import Block, GeneratedTask
-from longlens.tasks.sources import Source
+from longlens.tasks.sources import ARENA, Source
 from longlens.tasks.store import Details, Writer
 from longlens.tasks.stream import Stream
 
 VOCABULARY = ("<pad>", "<unk>", "<eos>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
-PAD, UNK, EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
-    VOCABULARY.index(symbol) for symbol in ("<pad>", "<unk>", "<eos>", "0", "[MIN", "[MAX", "[MED", "[SM", "X")
+EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
+    VOCABULARY.index(symbol) for symbol in ("<eos>", "0", "[MIN", "[MAX", "[MED", "[SM", "X")
 )
 DIGIT_SHARE = 0.75  # of the nodes below the root
 _IDS = {symbol: index for index, symbol in enumerate(VOCABULARY)}
@@ -52,10 +52,11 @@ class ListOps(GeneratedTask):
 
     summary: ClassVar[str] = "evaluate nested list operations on digits"
     block_size: ClassVar[int] = 1000
-    version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.release:
+            return self.refuse_with_release("seed", "min_length", "max_depth", "max_args")
         if self.max_args < 2 or self.max_depth < 2:
             raise ValueError(
                 f"max_args is {self.max_args} and max_depth is {self.max_depth}; both must be at least 2, or there is "
@@ -74,14 +75,21 @@ class ListOps(GeneratedTask):
         return Spec("tokens", len(VOCABULARY), self.max_length, self.head, 10, self.metric)
 
     def load(self, name: SplitName, epoch: int) -> Sequences:
-        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
-        return Sequences(values, offsets_of(lengths), labels.astype(np.int64), max_length=self.max_length, end=EOS)
+        split = self.sequences(name, end=EOS)
+        if (longest := split.lengths.max()) > self.max_length:  # a part of an expression has another value
+            raise ValueError(f"max_length is {self.max_length}, but an expression and its end have {longest} tokens")
+        return split
+
+    def vocabulary(self) -> list[str]:
+        return list(VOCABULARY)
 
     def recipe(self) -> dict[str, Any]:
-        return {"task": self.name, "version": self.version, "release": True} if self.release else super().recipe()
+        if self.release:
+            return {"task": self.name, "version": self.version, "release": True, "sizes": self.sizes}
+        return super().recipe()
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        return _import_release(writer, source) if self.release else super().build(writer, source, workers)
+        return _import_release(writer, source, self.sizes) if self.release else super().build(writer, source, workers)
 
     def block(self, index: int) -> Block:
         stream = Stream(self.name, self.version, self.seed, index)
@@ -280,17 +288,17 @@ def _draw(tokens: list[int], start: int, indent: str, lines: list[str]) -> tuple
     return result, at + 1
 
 
-def _import_release(writer: Writer, source: Path | None) -> Details:
+def _import_release(writer: Writer, source: Path | None, sizes: tuple[int, int, int]) -> Details:
     """The arena's own files, every label computed again."""
     if source is None:
         raise ValueError(
-            "the arena's ListOps files are in lra_release.gz (8 GB) of github.com/google-research/long-range-arena: "
-            "unpack it and give its folder with --from, or leave out --release to generate some by the same rules"
+            f"the arena's ListOps files are in {ARENA}: unpack it, and give its folder with --from, "
+            "or leave out --release to generate some by the same rules"
         )
-    sizes = {}
-    for split, file in (("train", "basic_train.tsv"), ("valid", "basic_val.tsv"), ("test", "basic_test.tsv")):
+    files = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")
+    for split, file, size in zip(SPLITS, files, sizes, strict=True):
         tokens, labels = [], []
-        for number, line in enumerate(Source(source).read(file).decode().splitlines()):
+        for number, line in enumerate(Source(source).read(file).decode(errors="replace").splitlines()):
             expression, _, label = line.partition("\t")
             if number == 0 and label == "Target":
                 continue
@@ -301,8 +309,10 @@ def _import_release(writer: Writer, source: Path | None) -> Details:
             if len(label) != 1 or label not in "0123456789":
                 raise ValueError(f"{file}, line {number + 1}: the label is {label!r}; it must be a digit")
             labels.append(int(label))
+        if len(labels) != size:
+            raise ValueError(f"{file} in {source} has {len(labels):,} expressions, and sizes ask for {size:,}")
         lengths = np.array([len(t) for t in tokens], dtype=np.int64)
-        values = np.concatenate(tokens) if tokens else np.empty(0, dtype=np.uint8)
+        values = np.concatenate(tokens)
         wrong = np.flatnonzero(evaluate(values, lengths) != np.array(labels, dtype=np.uint8))
         if len(wrong):
             raise ValueError(
@@ -311,5 +321,4 @@ def _import_release(writer: Writer, source: Path | None) -> Details:
         writer.append(split, "values", values)
         writer.append(split, "lengths", lengths)
         writer.append(split, "labels", np.array(labels, dtype=np.uint8))
-        sizes[split] = len(labels)
-    return {"sizes": sizes, "source": str(source)}
+    return {"sizes": dict(zip(SPLITS, sizes, strict=True)), "source": str(source)}

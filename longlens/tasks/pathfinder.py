@@ -15,6 +15,7 @@ from longlens.tasks.base import SPLITS, Spec, SplitName, register
 from longlens.tasks.datasets import Images, Samples
 from longlens.tasks.generate import Block, GeneratedTask
 from longlens.tasks.mnist import scale
+from longlens.tasks.sources import ARENA
 from longlens.tasks.store import Details, Writer
 from longlens.tasks.stream import Stream
 
@@ -44,13 +45,15 @@ class Pathfinder(GeneratedTask):
     style: ClassVar[snakes.Style] = snakes.PATHFINDER_32
     summary: ClassVar[str] = "are two markers on one curve? 32×32 pixels"
     block_size: ClassVar[int] = 1000
-    version: ClassVar[int] = 1
+    together: ClassVar[int] = 2  # a positive and a negative
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(size % 2 for size in self.sizes):
             raise ValueError(f"sizes are {self.sizes}; they must be even, as half of the images are positive")
         self.drawn_style()
+        if self.release:
+            self.refuse_with_release("contour", "distractors")
 
     def drawn_style(self) -> snakes.Style:
         """That of the arena. In smaller pictures gaps are shorter, and the long curves begin nearer to each other."""
@@ -84,8 +87,8 @@ class Pathfinder(GeneratedTask):
         folder = f"pathfinder{self.size}/{HARD}"
         if source is None:
             raise ValueError(
-                f"the arena's images are in lra_release.gz (8 GB) of github.com/google-research/long-range-arena, in "
-                f"{folder}: give it with --from, or leave out --release to generate images"
+                f"the arena's images are in {ARENA}, folder {folder}: give it with --from, "
+                "or leave out --release to generate images"
             )
         roots = [root for root in (source, source / HARD, source / folder, source / "lra_release" / folder)
                  if (root / "metadata").is_dir()]  # fmt: skip

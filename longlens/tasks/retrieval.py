@@ -5,6 +5,7 @@ The texts may not be redistributed, so there is no download of them alone: they 
 
 import csv
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,20 +14,18 @@ import numpy as np
 
 from longlens.tasks import characters
 from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, register
-from longlens.tasks.datasets import Samples, Sequences, offsets_of
-from longlens.tasks.sources import Source
+from longlens.tasks.datasets import Samples, Sequences
+from longlens.tasks.sources import ARENA, Source
 from longlens.tasks.store import Details, Writer
 
-TRAIN_SIZE = 147_086
+SIZES = {"train": 147_086, "valid": 18_090, "test": 17_437}
 VOCABULARY_SIZE = 98
+BLOCK = 2_000  # pairs that are held in memory at once
 FILES = {
     split: f"new_aan_pairs.{file}.tsv" for split, file in (("train", "train"), ("valid", "eval"), ("test", "test"))
 }
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-WHERE = (
-    "the pairs are in lra_release.gz (8 GB) of github.com/google-research/long-range-arena: unpack it, and give its "
-    "folder with --from"
-)
+WHERE = f"the pairs are in {ARENA}: unpack it, and give its folder with --from"
 
 
 @register("retrieval")
@@ -55,17 +54,16 @@ class Retrieval(StoredTask):
 
     @property
     def spec(self) -> Spec:
-        return Spec("tokens", len(self.prepared.details["symbols"]), self.max_length, self.head, 2, self.metric)
+        return Spec("tokens", len(self.vocabulary()), self.max_length, self.head, 2, self.metric)
 
     def load(self, name: SplitName, epoch: int) -> Sequences:
-        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
-        return Sequences(
-            values, offsets_of(lengths), labels.astype(np.int64),
-            max_length=self.max_length, end=characters.EOS, pairs=True,
-        )  # fmt: skip
+        return self.sequences(name, max_length=self.max_length, end=characters.EOS, pairs=True)
+
+    def vocabulary(self) -> list[str]:
+        return self.prepared.details["symbols"]
 
     def store_name(self) -> str:
-        return "aan-stand-in" if self.stand_in else "aan"
+        return "retrieval-stand-in" if self.stand_in else "retrieval"
 
     def recipe(self) -> dict[str, Any]:
         return {"data": "aan", "version": 1, "min_count": self.min_count, "stand_in": self.stand_in}
@@ -73,30 +71,34 @@ class Retrieval(StoredTask):
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         if source is None:
             raise ValueError(f"retrieval has no download of its own: {WHERE}")
-        sizes: dict[str, int] = {}
-        symbols: list[str] = []
+        found = Source(source)
+        counts = np.zeros(characters.UNICODE, dtype=np.int64)
+        for texts, _ in _read(found, FILES["train"]):
+            counts += np.bincount(characters.code_points(texts).values, minlength=characters.UNICODE)
+        symbols = characters.frequent(counts, self.min_count)
+        sizes = dict.fromkeys(FILES, 0)
         for split, file in FILES.items():
-            texts, labels = _read(Source(source), file)
-            if split == "train" and len(labels) != TRAIN_SIZE and not self.stand_in:
-                raise ValueError(
-                    f"{file} has {len(labels):,} pairs; the arena's has {TRAIN_SIZE:,}: {WHERE}. Or accept these files "
-                    "as a stand-in, by --stand-in"
-                )
-            encoded = characters.code_points(texts)
-            symbols = symbols or characters.vocabulary(encoded.values, self.min_count)
-            writer.append(split, "values", characters.look_up(encoded.values, symbols))
-            writer.append(split, "lengths", encoded.lengths)
-            writer.append(split, "labels", labels)
-            sizes[split] = len(labels)
+            for texts, labels in _read(found, file):
+                encoded = characters.code_points(texts)
+                writer.append(split, "values", characters.look_up(encoded.values, symbols))
+                writer.append(split, "lengths", encoded.lengths)
+                writer.append(split, "labels", labels)
+                sizes[split] += len(labels)
+        if sizes["train"] != SIZES["train"] and not self.stand_in:
+            raise ValueError(
+                f"{FILES['train']} has {sizes['train']:,} pairs; the arena's has {SIZES['train']:,}: {WHERE}. Or "
+                "accept these files as a stand-in, by --stand-in"
+            )
         details: Details = {"sizes": sizes, "symbols": symbols, "source": str(source)}
-        if sizes["train"] != TRAIN_SIZE:
+        if self.stand_in:
             details["stand_in"] = f"stand-in of {sizes['train']:,} pairs"
-        elif len(symbols) != VOCABULARY_SIZE:
-            details["warning"] = f"the vocabulary has {len(symbols)} symbols; published results have {VOCABULARY_SIZE}"
+        elif sizes != SIZES or len(symbols) != VOCABULARY_SIZE:
+            given = f"{' / '.join(map(str, sizes.values()))} pairs and {len(symbols)} symbols"
+            details["warning"] = f"{given}; published: {' / '.join(map(str, SIZES.values()))} and {VOCABULARY_SIZE}"
         return details
 
     def render(self, samples: Samples, row: int) -> str:
-        symbols = self.prepared.details["symbols"]
+        symbols = self.vocabulary()
         texts = [
             characters.shown(ids[:n], symbols) for ids, n in zip(samples.inputs[row], samples.lengths[row], strict=True)
         ]
@@ -104,25 +106,37 @@ class Retrieval(StoredTask):
         return "\n--\n".join(texts) + f"\n= {verdict}"
 
 
-def _read(source: Source, file: str) -> tuple[list[str], np.ndarray]:
-    """The texts of all pairs, both of a pair side by side, and the labels."""
+def _read(source: Source, file: str) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Blocks of pairs: the texts, both of a pair side by side, and the labels."""
     try:
-        text = source.read(file).decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} in {source.path} is not UTF-8 text: {error}") from None
+        opened = source.open(file)
     except ValueError as error:
         raise ValueError(f"{error}: {WHERE}") from None
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    csv.field_size_limit(2**31 - 1)
     texts: list[str] = []
     labels: list[int] = []
-    for row in csv.reader(io.StringIO(text, newline=""), delimiter="\t"):
-        place = f"{file} in {source.path}, pair {len(labels) + 1}"
-        if len(row) != len(COLUMNS):
-            raise ValueError(f"{place} has {len(row)} columns; it must have {len(COLUMNS)}: {', '.join(COLUMNS)}")
-        if row[0] not in ("0", "1", "0.0", "1.0"):
-            raise ValueError(f"{place} has the label {row[0]!r}; it must be 0 or 1")
-        labels.append(int(float(row[0])))
-        texts += row[3:]
-    if not labels:
+    count = 0
+    with io.TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
+        try:
+            for count, row in enumerate(csv.reader(lines, delimiter="\t"), start=1):
+                _check(row, f"{file} in {source.path}, pair {count}")
+                labels.append(int(float(row[0])))
+                texts += row[3:]
+                if len(labels) == BLOCK:
+                    yield texts, np.array(labels, dtype=np.uint8)
+                    texts, labels = [], []
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} in {source.path} is not UTF-8 text: {error}") from None
+        except csv.Error as error:
+            raise ValueError(f"{file} in {source.path}, after pair {count}: {error}") from None
+    if count == 0:
         raise ValueError(f"{file} in {source.path} is empty: {WHERE}")
-    return texts, np.array(labels, dtype=np.uint8)
+    if labels:
+        yield texts, np.array(labels, dtype=np.uint8)
+
+
+def _check(row: list[str], place: str) -> None:
+    if len(row) != len(COLUMNS):
+        raise ValueError(f"{place} has {len(row)} columns; it must have {len(COLUMNS)}: {', '.join(COLUMNS)}")
+    if row[0] not in ("0", "1", "0.0", "1.0"):
+        raise ValueError(f"{place} has the label {row[0]!r}; it must be 0 or 1")

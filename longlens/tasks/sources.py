@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import http.client
+import io
 import os
 import re
 import tarfile
@@ -13,11 +15,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
 
 from longlens import __version__
 from longlens.progress import progress
-from longlens.tasks.store import explained, home, locked
+from longlens.tasks.store import CacheError, explained, home, locked
 
+ARENA = "lra_release.gz (8 GB) of github.com/google-research/long-range-arena"
 CHUNK = 1 << 20
 TRIES = 3  # of one address, each going on where the one before stopped
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, gzip.BadGzipFile, NotImplementedError)
@@ -32,7 +36,7 @@ class Remote:
     checksum: str  # "md5:…" or "sha256:…"
 
     def fetch(self) -> Path:
-        """The file in the cache: downloaded if it is not there, and right in any case."""
+        """The file in the cache: downloaded if it is not there, and kept only if its checksum is right."""
         target = home() / "downloads" / self.name
         if target.exists():
             return target
@@ -43,16 +47,16 @@ class Remote:
             failures = []
             for url in self.urls:
                 try:
-                    _download(url, part)
-                except (urllib.error.URLError, OSError) as error:
+                    found = self._try(url, part)
+                except CacheError:
+                    raise
+                except (OSError, http.client.HTTPException) as error:
                     failures.append(f"{url} ({getattr(error, 'reason', None) or error})")
                     continue
-                found = _checksum(part, self.checksum.partition(":")[0])
                 if found == self.checksum:
                     with explained():
                         part.rename(target)
                     return target
-                part.unlink()
                 failures.append(
                     f"{url} (its checksum is {found}, not {self.checksum}: damaged, or not the official file)"
                 )
@@ -60,6 +64,17 @@ class Remote:
             f"could not download {self.name}: {'; '.join(failures)}. Get it elsewhere, and give its folder "
             "with --from (in Python: task.prepare(folder))"
         )
+
+    def _try(self, url: str, part: Path) -> str:
+        """Download to ``part``; the checksum of it. What was there before is not trusted twice."""
+        resumed = part.exists()
+        _download(url, part)
+        found = _checksum(part, self.checksum.partition(":")[0])
+        if found != self.checksum:
+            part.unlink()
+            if resumed:
+                return self._try(url, part)
+        return found
 
 
 def _download(url: str, part: Path) -> None:
@@ -85,7 +100,7 @@ def _download(url: str, part: Path) -> None:
             if error.code == 416:  # nothing after what is there: the checksum will tell
                 return
             raise
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError, http.client.HTTPException):
             if attempt == TRIES - 1:
                 raise
             time.sleep(0.1 * 4**attempt)
@@ -119,6 +134,13 @@ class Source:
                 return data
         raise ValueError(f"there is no file {' or '.join(names)} in {self.path}")
 
+    def open(self, name: str) -> BinaryIO:
+        """The file as a stream: one that is too large to be read at once should not be in an archive."""
+        if self.path.is_dir():
+            for file in self._walk(re.compile(rf"(.*/)?{re.escape(name)}")):
+                return open(file, "rb")
+        return io.BytesIO(self.read(name))
+
     def files(self, pattern: str, limit: int | None = None) -> Iterator[tuple[str, bytes]]:
         """Names and contents of all files whose path within the source matches ``pattern`` as a whole."""
         compiled = re.compile(pattern)
@@ -127,9 +149,9 @@ class Source:
                 for file in self._walk(compiled):
                     yield file.relative_to(self.path).as_posix(), _unpacked(file, limit)
             elif self.path.suffix == ".zip":
-                yield from self._from_zip(compiled)
+                yield from self._from_zip(compiled, limit)
             elif self._is_tar():
-                yield from self._from_tar(compiled)
+                yield from self._from_tar(compiled, limit)
             elif compiled.fullmatch(self.path.name):
                 yield self.path.name, _unpacked(self.path, limit)
         except _DAMAGED as error:
@@ -138,7 +160,7 @@ class Source:
             ) from error
 
     def _walk(self, pattern: re.Pattern[str]) -> Iterator[Path]:
-        for folder, folders, files in os.walk(self.path):
+        for folder, folders, files in os.walk(self.path, followlinks=True):
             folders.sort()
             relative = Path(folder).relative_to(self.path)
             for file in sorted(files):
@@ -149,19 +171,20 @@ class Source:
         names = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", "_release.gz")
         return self.path.name.endswith(names)
 
-    def _from_tar(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
+    def _from_tar(self, pattern: re.Pattern[str], limit: int | None) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(self.path, "r|*") as archive:
             for member in archive:
                 name = self._safe(member.name)
                 file = archive.extractfile(member) if member.isfile() and pattern.fullmatch(name) else None
                 if file is not None:
-                    yield name, file.read()
+                    yield name, _read(file, f"{name} in {self.path}", limit)
 
-    def _from_zip(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
+    def _from_zip(self, pattern: re.Pattern[str], limit: int | None) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(self.path) as archive:
             for name in archive.namelist():
                 if pattern.fullmatch(self._safe(name)) and not name.endswith("/"):
-                    yield name, archive.read(name)
+                    with archive.open(name) as file:
+                        yield name, _read(file, f"{name} in {self.path}", limit)
 
     def _safe(self, name: str) -> str:
         path = PurePosixPath(name.replace("\\", "/"))
@@ -173,16 +196,15 @@ class Source:
 
 
 def _unpacked(file: Path, limit: int | None) -> bytes:
-    opened = gzip.open(file) if file.suffix == ".gz" else open(file, "rb")  # noqa: SIM115
-    with opened as stream:
-        if limit is None:
-            return stream.read()
-        data = stream.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(
-                f"{file} has more than the {limit:,} bytes that it should have: it is not the official file"
-            )
-        return data
+    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+        return _read(stream, str(file), limit)
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile, name: str, limit: int | None) -> bytes:
+    data = stream.read() if limit is None else stream.read(limit + 1)
+    if limit is not None and len(data) > limit:
+        raise ValueError(f"{name} has more than the {limit:,} bytes that it should have: it is not the official file")
+    return data
 
 
 def official(source: Path | None, remote: Remote) -> Source:

@@ -48,11 +48,23 @@ class Prepared:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            self.meta: Details = json.loads((folder / "meta.json").read_text())
-            if not {"files", "recipe", "details"} <= self.meta.keys():
-                raise ValueError("it is not complete")
-        except (ValueError, AttributeError) as error:
+            self.meta: Details = self._steadily(self._read_meta)
+        except (OSError, ValueError) as error:
             raise self._damaged("meta.json", error) from error
+
+    def _read_meta(self) -> Details:
+        meta = json.loads((self.folder / "meta.json").read_text())
+        if not isinstance(meta, dict) or not {"files", "recipe", "details"} <= meta.keys():
+            raise ValueError("it is not complete")
+        return meta
+
+    def _steadily(self, read: Callable[[], Any]) -> Any:
+        """Read, and once more under the lock if a file is gone: another process may be replacing the set."""
+        try:
+            return read()
+        except FileNotFoundError:
+            with locked(self.folder):
+                return read()
 
     @property
     def details(self) -> Details:
@@ -63,12 +75,17 @@ class Prepared:
         """A memory-mapped array, read-only."""
         file = f"{split}.{name}.npy"
         try:
-            array = np.load(self.folder / file, mmap_mode="r", allow_pickle=False)
+            array = self._steadily(lambda: np.load(self.folder / file, mmap_mode="r", allow_pickle=False))
+            if list(array.shape) != self._shape(file):
+                self.meta = self._steadily(self._read_meta)  # of a set that was replaced since
         except (ValueError, OSError) as error:
             raise self._damaged(file, error) from error
-        if list(array.shape) != self.meta["files"].get(file, {}).get("shape"):
+        if list(array.shape) != self._shape(file):
             raise self._damaged(file, f"its shape is {array.shape}")
         return array
+
+    def _shape(self, file: str) -> list[int] | None:
+        return self.meta["files"].get(file, {}).get("shape")
 
     def size(self) -> int:
         """Bytes on disk."""
@@ -108,6 +125,8 @@ class Writer:
             self._arrays[file].append(piece)
 
     def finish(self, recipe: Mapping[str, Any], details: Details) -> None:
+        if "sizes" not in details:
+            raise ValueError("a set must note the sizes of its splits in its details")
         with explained():
             files = {}
             for name, array in self._arrays.items():
@@ -165,6 +184,8 @@ def prepare(name: str, recipe: Mapping[str, Any], build: Build, *, force: bool =
             return Prepared(folder)
         new, old = _beside(folder, "new"), _beside(folder, "old")
         with explained():
+            if is_prepared(old) and not folder.exists():  # killed while one was replaced by the other
+                old.rename(folder)
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             new.mkdir(parents=True)
@@ -173,14 +194,23 @@ def prepare(name: str, recipe: Mapping[str, Any], build: Build, *, force: bool =
             details = build(writer)
             writer.finish(recipe, details)
             with explained():
-                if folder.exists():
-                    folder.rename(old)
-                new.rename(folder)
+                _replace(folder, new, old)
         finally:
             writer.abandon()
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
     return Prepared(folder)
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
 
 
 def is_prepared(folder: Path) -> bool:
@@ -189,8 +219,13 @@ def is_prepared(folder: Path) -> bool:
 
 def prepared_sets() -> list[Path]:
     """The folders of all sets in the cache."""
-    sets = home() / "sets"
-    return sorted(file.parent for file in sets.glob("*/meta.json") if file.parent.suffix == "") if sets.is_dir() else []
+    found = sorted(file.parent for file in (home() / "sets").glob("*/meta.json"))
+    return [folder for folder in found if not folder.name.endswith((".new", ".old"))]
+
+
+def unfinished_sets() -> list[Path]:
+    """The folders of parts of sets that are being generated, or were until they were interrupted."""
+    return sorted((home() / "sets").glob("*.parts"))
 
 
 @contextmanager
@@ -219,8 +254,8 @@ def explained() -> Iterator[None]:
         raise
     except OSError as error:
         raise CacheError(
-            f"cannot write to the cache folder {home()}: {error.strerror or error}; make room there, or set "
-            "LONGLENS_HOME to a folder on another disk"
+            f"cannot write to the cache folder {home()}: {error.strerror or error}; make room there and close "
+            "what uses it, or set LONGLENS_HOME to a folder on another disk"
         ) from error
 
 

@@ -36,10 +36,6 @@ class Stream:
         """Whole numbers 0 … high − 1, int64. The bias is below high / 2³²."""
         return ((self.raw(shape) >> np.uint64(32)) * np.uint64(high) >> np.uint64(32)).astype(np.int64)
 
-    def normal(self, shape: Shape) -> np.ndarray:
-        """Standard normal numbers, float64."""
-        return normal_of_bits(self.raw(shape))
-
     def permutation(self, count: int) -> np.ndarray:
         """0 … count − 1 in random order, int64."""
         return np.argsort(self.raw(count), kind="stable")

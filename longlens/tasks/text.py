@@ -9,7 +9,7 @@ import numpy as np
 
 from longlens.tasks import characters
 from longlens.tasks.base import Head, Metric, Spec, SplitName, TrainTestTask, register
-from longlens.tasks.datasets import Samples, Sequences, Split, offsets_of
+from longlens.tasks.datasets import Samples, Sequences, Split
 from longlens.tasks.sources import Remote, Source, official
 from longlens.tasks.store import Details, Writer
 
@@ -18,6 +18,7 @@ ARCHIVE = Remote(
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
     "md5:7c2ac02c03563afcf9b574c7e56c153a",
 )
+VOCABULARY_SIZE = 136  # with characters that occur 15 times in the training set, and the special tokens
 
 
 @register("text")
@@ -53,19 +54,15 @@ class Text(TrainTestTask):
 
     @property
     def spec(self) -> Spec:
-        return Spec("tokens", len(self.symbols()), self.max_length, self.head, 2, self.metric)
+        return Spec("tokens", len(self.vocabulary()), self.max_length, self.head, 2, self.metric)
 
-    def symbols(self) -> list[str]:
-        """The vocabulary."""
+    def vocabulary(self) -> list[str]:
         if self.level == "bytes":
             return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
         return self.prepared.details["symbols"]
 
     def stored(self, name: Literal["train", "test"]) -> Sequences:
-        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
-        return Sequences(
-            values, offsets_of(lengths), labels.astype(np.int64), max_length=self.max_length, end=characters.EOS
-        )  # fmt: skip
+        return self.sequences(name, max_length=self.max_length, end=characters.EOS)
 
     def load(self, name: SplitName, epoch: int) -> Split:
         if self.validation == "test":
@@ -73,7 +70,7 @@ class Text(TrainTestTask):
         return super().load(name, epoch)
 
     def store_name(self) -> str:
-        return f"imdb-{self.level}"
+        return f"text-{self.level}"
 
     def recipe(self) -> Mapping[str, Any]:
         rare = {"min_count": self.min_count} if self.level == "chars" else {}
@@ -90,16 +87,19 @@ class Text(TrainTestTask):
                 values = encoded.values.astype(np.uint16) + len(characters.SPECIALS)
             else:
                 encoded = characters.code_points(texts)
-                symbols = symbols or characters.vocabulary(encoded.values, self.min_count)
+                symbols = symbols or characters.frequent(np.bincount(encoded.values), self.min_count)
                 values = characters.look_up(encoded.values, symbols)
             writer.append(split, "values", values)
             writer.append(split, "lengths", encoded.lengths)
             writer.append(split, "labels", labels)
-        return {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
+        details: Details = {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
+        if symbols and self.min_count == 15 and len(symbols) != VOCABULARY_SIZE:
+            details["warning"] = f"the vocabulary has {len(symbols)} symbols; that of IMDB has {VOCABULARY_SIZE}"
+        return details
 
     def render(self, samples: Samples, row: int) -> str:
         ids = samples.inputs[row, : samples.lengths[row]]
-        text = characters.shown_bytes(ids) if self.level == "bytes" else characters.shown(ids, self.symbols())
+        text = characters.shown_bytes(ids) if self.level == "bytes" else characters.shown(ids, self.vocabulary())
         return f"{text}\n= {('negative', 'positive')[samples.targets[row]]}"
 
 

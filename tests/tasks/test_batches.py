@@ -45,6 +45,20 @@ def test_every_sample_belongs_to_one_process_once(count, batch_size, world_size,
         assert {part.total for part in parts} == {len(whole)} == {whole.total}
 
 
+def test_an_empty_share_of_pairs_or_of_a_text():
+    pairs = Sequences(np.arange(10), offsets_of(np.array([1, 2, 3, 4])), np.array([0, 1]), pairs=True)
+    for split, shape in ((pairs, (0, 2, 1)), (Windows(np.arange(9), 4), (0, 1)), (SPLIT, (0, 1))):
+        last = list(Batches(split, 2, rank=4, world_size=5))[-1]
+        assert last.inputs.shape == shape
+        assert last.mask.shape == shape
+        assert len(last) == len(last.targets) == 0
+
+
+def test_the_total_of_a_text_counts_tokens():
+    batches = list(Batches(Windows(np.arange(12), 4), 2))
+    assert [batch.total for batch in batches] == [8, 3]
+
+
 @pytest.mark.parametrize("group", [False, True])
 def test_the_order_is_fixed_by_seed_and_epoch(group):
     def order(seed, epoch):

@@ -1,13 +1,14 @@
 """``longlens data`` as a user meets it."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from longlens.cli import main
-from longlens.tasks.base import create_task, list_tasks, register, task_class
-from longlens.tasks.mnist import SequentialMnist
+from longlens.tasks.base import create_task, list_tasks, register, task_class, task_options
+from longlens.tasks.mnist import PermutedMnist
 
 SMALL = ["--sizes", "20", "4", "4", "--min-length", "5", "--max-length", "30"]
 
@@ -35,7 +36,7 @@ def test_list_names_every_task_and_every_set(capsys, home):
 def test_prepare_says_what_there_is(capsys):
     code, out, _ = run(capsys, "prepare", "listops", *SMALL)
     assert code == 0
-    assert "listops: 20 / 4 / 4 samples (train / valid / test), up to 30 × 18 symbols" in out
+    assert "20 / 4 / 4 samples (train / valid / test), up to 30 × 18 symbols" in out.replace("18 \n", "18 ")
     assert "made in" in out
     assert "was there already" in run(capsys, "prepare", "listops", *SMALL)[1]
     assert "made in" in run(capsys, "prepare", "listops", *SMALL, "--force")[1]
@@ -48,7 +49,7 @@ def test_verify_finds_damage(capsys, home):
     assert run(capsys, "verify")[0] == 0
     assert run(capsys, "verify", "listops")[0] == 0
     code, _, err = run(capsys, "verify", "mnist")
-    assert (code, "no prepared set whose name begins with mnist" in err) == (2, True)
+    assert (code, "no prepared set of mnist" in err) == (2, True)
     file = next((home / "sets").glob("*/test.values.npy"))
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     code, out, _ = run(capsys, "verify")
@@ -153,5 +154,60 @@ def test_all_tasks_of_the_design_are_there():
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(ValueError, match="there is a task 'listops' already"):
-        register("listops")(SequentialMnist)
+    """Also where the file of the task has not been imported yet."""
+    code = """
+from longlens.tasks.base import Task, register
+for name in ("listops", "smnist"):
+    try:
+        register(name)(type("Mine", (Task,), {}))
+    except ValueError as error:
+        assert f"there is a task {name!r} already" in str(error)
+    else:
+        raise AssertionError("taken twice")
+register("mine")(type("Mine", (Task,), {}))
+from longlens.tasks.mnist import SequentialMnist
+assert SequentialMnist.name == "smnist"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ValueError, match="there is a task 'smnist' already"):
+        register("smnist")(PermutedMnist)
+    assert PermutedMnist.name == "pmnist"
+
+
+def test_options_are_what_their_fields_want():
+    task = create_task("listops", max_length=1500.0, seed="3", sizes=[10, 2, 2])
+    assert task == create_task("listops", max_length=1500, seed=3, sizes=(10, 2, 2))
+    assert create_task("listops", **json.loads(json.dumps(task_options(task)))) == task
+    with pytest.raises(
+        ValueError, match="min_length is 'many', which is not possible: input should be a valid integer"
+    ):
+        create_task("listops", min_length="many")
+    with pytest.raises(ValueError, match="sizes is 5, which is not possible"):
+        create_task("atomic-cumsum", sizes=5)
+
+
+def test_titles_and_folder_names_say_what_was_changed():
+    assert create_task("listops").title == create_task("listops").slug == "listops"
+    task = create_task("listops", sizes=(10, 2, 2), release=True)
+    assert task.title == "listops (sizes=(10, 2, 2), release)"
+    assert task.slug == "listops-release"
+    assert create_task("text8", stand_in=True).title == "text8 (stand-in)"
+
+
+def test_a_damaged_set_does_not_hide_the_others(capsys, home):
+    run(capsys, "prepare", "listops", *SMALL)
+    run(capsys, "prepare", "listops", *SMALL, "--seed", "1")
+    next((home / "sets").glob("*/meta.json")).write_text("{")
+    (home / "sets" / "path-x-1.parts").mkdir()
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    assert "damaged" in out
+    assert "20 / 4 / 4" in out
+    assert "unfinished" in out
+
+
+def test_verify_knows_sets_by_their_tasks(capsys, real_data):
+    source = real_data("text8")
+    run(capsys, "prepare", "text8", "--stand-in", "--from", str(source))
+    assert run(capsys, "verify", "text8")[0] == 0
+    assert run(capsys, "verify", "text")[0] == 2  # not text8

@@ -133,7 +133,7 @@ class Failing(GeneratedTask):
 
     name: ClassVar[str] = "failing"
     block_size: ClassVar[int] = 10
-    version: ClassVar[int] = 1
+    summary: ClassVar[str] = "fails"
 
     def block(self, index):
         if index == 3:
@@ -150,12 +150,12 @@ class Failing(GeneratedTask):
     [
         ("value", ValueError, "^of block 3$"),
         ("cache", CacheError, "^of block 3$"),
-        ("other", RuntimeError, "KeyError: 'of block 3'; run the same command again"),
-        ("killed", RuntimeError, "it was killed; run the same command again"),
+        ("other", ChildProcessError, "KeyError: 'of block 3'; run the same command again"),
+        ("killed", ChildProcessError, "it was killed; run the same command again"),
     ],
 )
 def test_what_stops_a_worker_is_told(monkeypatch, kind, error, message):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
     monkeypatch.setattr(Failing, "__module__", "test_generate")
     task = Failing(kind=kind)
     with pytest.raises(error, match=message):

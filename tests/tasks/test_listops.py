@@ -209,7 +209,7 @@ def release(folder, test="[MAX 1 2 ]\t2\n"):
 
 
 def test_the_files_of_the_release_are_imported(tmp_path):
-    task = create_task("listops", release=True)
+    task = create_task("listops", release=True, sizes=(2, 1, 1))
     task.prepare(release(tmp_path / "lra"))
     assert [len(task.split(name)) for name in ("train", "valid", "test")] == [2, 1, 1]
     samples = task.split("train").take(np.arange(2))
@@ -228,13 +228,24 @@ def test_the_files_of_the_release_are_imported(tmp_path):
     ],
 )
 def test_a_damaged_release_leaves_nothing_behind(tmp_path, home, line, message):
-    task = create_task("listops", release=True)
+    task = create_task("listops", release=True, sizes=(2, 1, 1))
     with pytest.raises(ValueError, match=message):
         task.prepare(release(tmp_path / "lra", line))
     assert not task.is_prepared()
     assert [path.suffix for path in (home / "sets").iterdir()] == [".lock"]
 
 
-def test_the_release_needs_a_folder():
+def test_the_release_needs_a_folder_and_its_counts(tmp_path):
     with pytest.raises(ValueError, match="--from"):
         create_task("listops", release=True).prepare()
+    with pytest.raises(ValueError, match=r"basic_train.tsv in .* has 2 expressions, and sizes ask for 96,000"):
+        create_task("listops", release=True).prepare(release(tmp_path / "lra"))
+
+
+def test_options_that_a_release_does_not_follow_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_depth shapes generated samples only"):
+        create_task("listops", release=True, max_depth=5)
+    task = create_task("listops", release=True, sizes=(2, 1, 1), max_length=4)
+    task.prepare(release(tmp_path / "lra"))
+    with pytest.raises(ValueError, match="max_length is 4, but an expression and its end have 5 tokens"):
+        task.split("train")

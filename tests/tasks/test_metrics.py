@@ -43,6 +43,13 @@ def test_languages(parts):
     assert value("perplexity", outputs, targets, parts) == pytest.approx(math.exp(-chosen.mean().item()), rel=1e-5)
 
 
+def test_what_is_not_finite_is_no_hit_and_nothing_has_no_value():
+    assert value("accuracy", torch.full((4, 3), float("nan")), torch.zeros(4, dtype=torch.int64)) == 0
+    for metric, shape in (("accuracy", (0, 3)), ("bits_per_byte", (0, 1, 3))):
+        assert math.isnan(value(metric, torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.int64)))
+    assert math.isnan(value("r2", torch.zeros(0, 2), torch.zeros(0, 2)))
+
+
 def test_uniform_guessing():
     assert value("bits_per_byte", torch.zeros(1, 7, 256), torch.zeros(1, 7, dtype=torch.int64)) == pytest.approx(8)
     assert value("perplexity", torch.zeros(1, 7, 50), torch.zeros(1, 7, dtype=torch.int64)) == pytest.approx(50)

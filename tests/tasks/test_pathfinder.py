@@ -44,6 +44,12 @@ def test_processes_do_not_matter(home, monkeypatch):
     assert digests[0] == digests[1]
 
 
+def test_repeated_images_leave_with_their_partners():
+    task = create_task("pathfinder", size=11, contour=2, distractors=0, sizes=(3000, 300, 300))
+    for split, size in zip(("train", "valid", "test"), task.sizes, strict=True):
+        assert task.split(split).targets.sum() == size // 2
+
+
 def release(folder, count=12, size=16):
     """A folder in the form of the arena's release, image i having the shade i."""
     root = folder / f"pathfinder{size}" / "curv_contour_length_14"
@@ -97,5 +103,7 @@ def test_a_release_that_is_damaged_is_refused(tmp_path, home):
 def test_impossible_options():
     with pytest.raises(ValueError, match="they must be even"):
         create_task("pathfinder", sizes=(3, 2, 2))
+    with pytest.raises(ValueError, match="contour shapes generated samples only"):
+        create_task("pathfinder", contour=9, release=True)
     with pytest.raises(ValueError, match="size"):
         create_task("pathfinder", size=0)

@@ -123,7 +123,7 @@ def test_gray_is_what_pillow_makes_of_it(real, real_data):
 
 def test_characters_equal_a_naive_loop(real, real_data):
     task = real("text")
-    symbols = task.prepared.details["symbols"]
+    symbols = task.vocabulary()
     files = sorted((real_data("imdb") / "aclImdb" / "test" / "neg").iterdir(), key=lambda f: int(f.stem.split("_")[0]))
     for index in (0, 1, 777):
         text = files[index].read_text(encoding="utf-8")[:4095]
@@ -137,7 +137,7 @@ def test_the_vocabulary_of_text_is_that_of_the_training_set(real, real_data):
     files = (real_data("imdb") / "aclImdb" / "train").glob("*/*.txt")
     counts = Counter("".join(file.read_text(encoding="utf-8") for file in files))
     expected = {character for character, count in counts.items() if count >= 15}
-    assert set(real("text").prepared.details["symbols"][3:]) == expected
+    assert set(real("text").vocabulary()[3:]) == expected
 
 
 def test_text_by_bytes_and_other_options(real, real_data):
@@ -153,9 +153,10 @@ def test_text_by_bytes_and_other_options(real, real_data):
 
 def test_retrieval_gives_the_pairs_of_the_file(real, real_data):
     task = real("retrieval")
-    assert task.title == "retrieval (stand-in of 4,430 pairs)"
+    assert task.title == "retrieval (stand-in)"
+    assert task.prepared.details["stand_in"] == "stand-in of 4,430 pairs"
     assert "stand-in" in task.folder().name
-    symbols = task.prepared.details["symbols"]
+    symbols = task.vocabulary()
     with open(real_data("aan") / "new_aan_pairs.eval.tsv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter="\t"))
     for index in (0, 100, 552):
@@ -168,7 +169,8 @@ def test_retrieval_gives_the_pairs_of_the_file(real, real_data):
 @pytest.mark.parametrize(("name", "size", "total"), [("text8", 27, 6_877_825), ("enwik8", 256, 4_154_392)])
 def test_bytes_of_wikipedia(real, real_data, name, size, total):
     task = real(name)
-    assert task.title == f"{name} (prefix of {total:,} bytes)"
+    assert task.title == f"{name} (stand-in)"
+    assert task.prepared.details["stand_in"] == f"prefix of {total:,} bytes"
     assert task.spec.size == size
     assert task.spec.metric == "bits_per_byte"
     data = (real_data(name) / name).read_bytes()
@@ -302,7 +304,8 @@ def test_pairs_as_a_stand_in_and_what_is_missing(tmp_path, home):
     folder = pairs(tmp_path / "aan", GOOD, ('"0.0"', *GOOD[1:]))
     task = create_task("retrieval", stand_in=True, min_count=1)
     task.prepare(folder)
-    assert task.title == "retrieval (stand-in of 2 pairs)"
+    assert task.slug == "retrieval-stand-in"
+    assert task.prepared.details["stand_in"] == "stand-in of 2 pairs"
     samples = task.split("test").take(np.array([0]))
     assert task.render(samples, 0) == 'first "quoted" text\n--\nsecond\n= one cites the other'
     (folder / "new_aan_pairs.eval.tsv").unlink()
@@ -318,8 +321,20 @@ def test_a_prefix_needs_its_flag(home, tmp_path, name):
     refused(home, name, tmp_path, "has 200 bytes; the official one has 100,000,000.*--stand-in")
     task = create_task(name, stand_in=True, context=16)
     task.prepare(tmp_path)
-    assert task.title == f"{name} (prefix of 200 bytes)"
-    assert "prefix" in task.folder().name
+    assert task.title == f"{name} (context=16, stand-in)"
+    assert task.slug == f"{name}-stand-in"
+    assert "stand-in" in task.folder().name
+    assert task.prepared.details["stand_in"] == "stand-in of 200 bytes"  # it is not how the official one begins
+    task.prepare(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_text("another text " * 30)
+    with pytest.raises(ValueError, match=r"was made from .*; force replaces it"):
+        task.prepare(tmp_path / "other")
+    before = task.fingerprint()
+    task.prepare(tmp_path / "other", force=True)
+    assert task.fingerprint() != before
+    task.prepare(tmp_path, force=True)
+    assert task.fingerprint() == before
     assert task.render(task.split("train").take(np.array([0])), 0) == "the quick brown \n→ 'f'"
     with pytest.raises(ValueError, match="is your own: give its folder with --from"):
         create_task(name, stand_in=True).prepare(force=True)

@@ -12,6 +12,7 @@ import pytest
 
 from longlens.tasks import sources
 from longlens.tasks.sources import Remote, Source, official
+from longlens.tasks.store import CacheError
 
 DATA = bytes(range(256)) * 40_000  # ten megabytes
 MD5 = "md5:" + hashlib.md5(DATA).hexdigest()
@@ -35,6 +36,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.path} {asked or 'all'}")
         if self.path == "/missing":
             self.send_error(404)
+            return
+        if self.path == "/chunks":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"5\r\nhello\r\n99")
             return
         data = b"x" * 1000 if self.path == "/other" else DATA
         first = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.path != "/old" else 0
@@ -82,6 +89,24 @@ def test_a_server_without_ranges_begins_anew(server, home):
     (home / "downloads").mkdir(parents=True)
     (home / "downloads" / "data.bin.part").write_bytes(b"rubbish")
     assert Remote("data.bin", (server.url("old"),), MD5).fetch().read_bytes() == DATA
+
+
+def test_a_part_of_something_else_is_not_trusted_twice(server, home):
+    (home / "downloads").mkdir(parents=True)
+    (home / "downloads" / "data.bin.part").write_bytes(b"rubbish")
+    assert Remote("data.bin", (server.url("file"),), MD5).fetch().read_bytes() == DATA
+    assert server.requests == ["/file bytes=7-", "/file all"]
+
+
+def test_an_answer_that_breaks_off_in_chunks(server):
+    assert Remote("data.bin", (server.url("chunks"), server.url("file")), MD5).fetch().read_bytes() == DATA
+
+
+def test_a_cache_folder_that_cannot_be_written(server, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LONGLENS_HOME", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match="cannot write to the cache folder"):
+        Remote("data.bin", (server.url("file"),), MD5).fetch()
 
 
 def test_a_part_that_was_complete_is_used(server, home):
@@ -147,6 +172,19 @@ def test_a_file_that_unpacks_to_more_than_it_should(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(10**7)))
     with pytest.raises(ValueError, match="more than the 1,000 bytes"):
         Source(tmp_path).read("a", limit=1000)
+    for path in (tar(tmp_path / "x.tar.gz", {"a": bytes(2000)}), zipped(tmp_path / "x.zip", {"a": bytes(2000)})):
+        with pytest.raises(ValueError, match=r"a in .* has more than the 1,000 bytes"):
+            Source(path).read("a", limit=1000)
+
+
+def test_linked_folders_are_followed(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a").write_bytes(b"hello")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
+    assert Source(tmp_path / "here").read("a") == b"hello"
+    with Source(tmp_path / "here").open("a") as stream:
+        assert stream.read() == b"hello"
 
 
 @pytest.mark.parametrize("name", ["../outside.txt", "/etc/outside.txt", "set/../../outside.txt", "..\\outside.txt"])

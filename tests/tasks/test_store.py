@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,54 @@ def test_a_failed_replacement_keeps_what_was_there():
     with pytest.raises(ValueError, match="bad data"):
         prepare("numbers", RECIPE, failing, force=True)
     assert prepare("numbers", RECIPE, build).verify() == []
+
+
+def test_a_replacement_that_cannot_be_renamed_keeps_what_was_there(monkeypatch):
+    prepared = prepare("numbers", RECIPE, build)
+    rename = Path.rename
+
+    def refuse(self, target):
+        if self.name.endswith(".new"):
+            raise PermissionError(errno.EACCES, "in use")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(CacheError, match="in use"):
+            prepare("numbers", RECIPE, build, force=True)
+    assert Prepared(prepared.folder).verify() == []
+
+
+def test_a_set_whose_replacement_was_killed_is_found_again():
+    folder = prepare("numbers", RECIPE, build).folder
+    folder.rename(folder.with_name(f"{folder.name}.old"))
+
+    def failing(writer):
+        raise ValueError("bad data")
+
+    with pytest.raises(ValueError, match="bad data"):
+        prepare("numbers", RECIPE, failing, force=True)
+    assert Prepared(folder).verify() == []
+
+
+def test_readers_do_not_notice_a_replacement():
+    prepared = prepare("numbers", RECIPE, build)
+    before = prepared.array("train", "values")
+    stop = threading.Event()
+
+    def replace():
+        while not stop.is_set():
+            prepare("numbers", RECIPE, build, force=True)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert Prepared(prepared.folder).array("train", "values").sum() == 21
+    finally:
+        stop.set()
+        thread.join()
+    assert before.sum() == 21
 
 
 def test_leftovers_of_a_killed_process_are_removed(home):
@@ -200,6 +249,9 @@ def test_pieces_must_fit():
     def mixed(writer):
         writer.append("train", "values", np.zeros(3, dtype=np.uint8))
         writer.append("train", "values", np.zeros(3))
+        return {"sizes": {}}
 
     with pytest.raises(ValueError, match="a piece of float64"):
         prepare("numbers", RECIPE, mixed)
+    with pytest.raises(ValueError, match="must note the sizes"):
+        prepare("numbers", RECIPE, lambda writer: {})
