@@ -68,7 +68,7 @@ def prepare_task(task: Task, source: Path | None, workers: int | None, force: bo
         details = task.prepared.details
         for kind in ("stand_in", "warning"):
             if kind in details:
-                console.print(f"{kind.replace('_', '-')}: {details[kind]}", markup=False)
+                console.print(f"note: {details[kind]}", markup=False)
         origin = f" from {details['source']}" if "source" in details else ""
         made = (
             f"was there already{origin}; --force makes it again" if there and not force else f"made in {seconds:.1f} s"
