@@ -38,7 +38,7 @@ def print_tasks(console: Console) -> None:
         table.add_row(folder.name, "", f"{size / 1e6:,.0f}", "unfinished: the same command goes on")
     if table.rows:
         console.print(table)
-    console.print(f"cache folder: {store.home()} (LONGLENS_HOME)", markup=False)
+    console.print(f"cache folder: {store.home()} (LONGLENS_HOME)", markup=False, soft_wrap=True)
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
@@ -68,12 +68,12 @@ def prepare_task(task: Task, source: Path | None, workers: int | None, force: bo
         details = task.prepared.details
         for kind in ("stand_in", "warning"):
             if kind in details:
-                console.print(f"note: {details[kind]}", markup=False)
+                console.print(f"note: {details[kind]}", markup=False, soft_wrap=True)
         origin = f" from {details['source']}" if "source" in details else ""
         made = (
             f"was there already{origin}; --force makes it again" if there and not force else f"made in {seconds:.1f} s"
         )
-        console.print(f"{task.folder()}: {task.prepared.size() / 1e6:,.1f} MB, {made}", markup=False)
+        console.print(f"{task.folder()}: {task.prepared.size() / 1e6:,.1f} MB, {made}", markup=False, soft_wrap=True)
     else:
         console.print("its samples are made when they are used: nothing is stored")
 
@@ -91,9 +91,9 @@ def verify_sets(names: tuple[str, ...], console: Console) -> bool:
         except store.CacheError as error:
             problems = [str(error)]
         whole &= not problems
-        console.print(f"{folder.name}: {'; '.join(problems) or 'whole'}", markup=False)
+        console.print(f"{folder.name}: {'; '.join(problems) or 'whole'}", markup=False, soft_wrap=True)
     if not whole:
-        console.print("make damaged sets again with 'longlens data prepare' and --force", markup=False)
+        console.print("make damaged sets again with 'longlens data prepare' and --force", markup=False, soft_wrap=True)
     return whole
 
 
@@ -123,7 +123,9 @@ def show_task(
         path = out or Path("results") / f"{task.name}.png"
         samples = take(24)
         _draw_sheet(task, samples, f"{task.title}, {split}, from sample {first}", path)
-        console.print(f"{len(samples.targets)} samples of {task.title}, {split}: written to {path}", markup=False)
+        console.print(
+            f"{len(samples.targets)} samples of {task.title}, {split}: written to {path}", markup=False, soft_wrap=True
+        )
         return
     if out is not None:
         raise ValueError(
