@@ -40,6 +40,11 @@ def as_tokens(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64)
 
 
+def as_shades(pixels: np.ndarray) -> np.ndarray:
+    """Bytes (B, L) to one channel (B, L, 1) from 0 to 1."""
+    return (pixels.astype(np.float32) / np.float32(255))[..., None]
+
+
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
     """(N + 1,) where each of N sequences begins, and where the last ends."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -135,7 +140,7 @@ class Windows:
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.minimum(self.context, len(self.tokens) - 1 - self.context * np.arange(len(self)))
+        return self._lengths_of(np.arange(len(self)))
 
     def take(self, indices: np.ndarray) -> Samples:
         pieces = [self.tokens[i * self.context : (i + 1) * self.context + 1] for i in indices.tolist()]
@@ -148,7 +153,10 @@ class Windows:
         return Samples(inputs, lengths, targets)
 
     def count_targets(self, indices: np.ndarray) -> int:
-        return int(self.lengths[indices].sum())
+        return int(self._lengths_of(indices).sum())
+
+    def _lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.minimum(self.context, len(self.tokens) - 1 - self.context * indices)
 
 
 @dataclass(frozen=True)

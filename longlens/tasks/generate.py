@@ -84,15 +84,11 @@ class GeneratedTask(StoredTask):
         parts = parts_folder(self.folder())
         with explained():
             parts.mkdir(exist_ok=True)
-        return _join(self, writer, parts, workers or cores())
-
-    def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
         try:
-            super().prepare(source, workers=workers, force=force)
-        except (CacheError, ValueError):  # a full disk needs the room, and a wrong option will not come again
-            shutil.rmtree(parts_folder(self.folder()), ignore_errors=True)
+            return _join(self, writer, parts, workers or cores())
+        except ValueError:  # these options make no set
+            shutil.rmtree(parts, ignore_errors=True)
             raise
-        shutil.rmtree(parts_folder(self.folder()), ignore_errors=True)
 
 
 def cores() -> int:
@@ -243,7 +239,8 @@ def _read_part(task: GeneratedTask, parts: Path, index: int) -> Block:
 def _work() -> None:
     """A worker: make the blocks that the first line of the input asks for, and stop when the input ends."""
     order = json.loads(sys.stdin.readline())
-    threading.Thread(target=lambda: sys.stdin.read() or os._exit(0), daemon=True).start()
+    # Not sys.stdin.read(): Python cannot close a file at its end that a thread is still reading.
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(0), daemon=True).start()
     sys.path[:] = order["path"]
     task_class = getattr(importlib.import_module(order["module"]), order["class"])
     task = task_class(**typed_options(task_class, order["options"]))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from longlens.tasks.base import Head, Metric, Spec, TrainTestTask, register
-from longlens.tasks.datasets import Images, Samples
+from longlens.tasks.datasets import Images, Samples, as_shades
 from longlens.tasks.sources import Remote, Source
 from longlens.tasks.store import Details, Writer
 
@@ -58,7 +58,7 @@ class Mnist(TrainTestTask):
 
     def stored(self, name: Literal["train", "test"]) -> Images:
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
-        return Images(pixels, labels, scale, self.order())
+        return Images(pixels, labels, as_shades, self.order())
 
     def store_name(self) -> str:
         return "mnist"
@@ -106,11 +106,6 @@ class PermutedMnist(Mnist):
         pixels = np.empty(SIDE * SIDE, dtype=np.float32)
         pixels[self.order()] = samples.inputs[row, :, 0]
         return pixels.reshape(SIDE, SIDE)
-
-
-def scale(pixels: np.ndarray) -> np.ndarray:
-    """Bytes (B, L) to one channel (B, L, 1) from 0 to 1."""
-    return (pixels.astype(np.float32) / np.float32(255))[..., None]
 
 
 def bit_reversal(count: int) -> np.ndarray:

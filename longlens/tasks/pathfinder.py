@@ -12,9 +12,8 @@ import numpy as np
 from longlens.progress import progress
 from longlens.tasks import snakes
 from longlens.tasks.base import SPLITS, Spec, SplitName, register
-from longlens.tasks.datasets import Images, Samples
+from longlens.tasks.datasets import Images, Samples, as_shades
 from longlens.tasks.generate import Block, GeneratedTask
-from longlens.tasks.mnist import scale
 from longlens.tasks.sources import ARENA
 from longlens.tasks.store import Details, Writer
 from longlens.tasks.stream import Stream
@@ -73,7 +72,7 @@ class Pathfinder(GeneratedTask):
 
     def load(self, name: SplitName, epoch: int) -> Images:
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
-        return Images(pixels.reshape(len(labels), -1), labels, scale)
+        return Images(pixels.reshape(len(labels), -1), labels, as_shades)
 
     def recipe(self) -> dict[str, Any]:
         if not self.release:

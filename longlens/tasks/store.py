@@ -195,6 +195,10 @@ def prepare(name: str, recipe: Mapping[str, Any], build: Build, *, force: bool =
             writer.finish(recipe, details)
             with explained():
                 _replace(folder, new, old)
+            shutil.rmtree(parts_folder(folder), ignore_errors=True)
+        except CacheError:  # a full disk needs the room
+            shutil.rmtree(parts_folder(folder), ignore_errors=True)
+            raise
         finally:
             writer.abandon()
             for leftover in (new, old):
@@ -264,7 +268,7 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 
 def parts_folder(folder: Path) -> Path:
-    """Where finished parts wait while a set is being generated."""
+    """Where finished parts wait while a set is being generated; only who holds the lock of the set touches it."""
     return _beside(folder, "parts")
 
 

@@ -218,6 +218,8 @@ def large(writer: Writer):
 
 
 def test_a_full_disk(small_disk):
+    parts = store.parts_folder(store.set_folder("large", {}))
+    parts.mkdir(parents=True)
     with pytest.raises(CacheError, match="No space left on device; make room there"):
         prepare("large", {}, large)
     assert names(small_disk) == []
