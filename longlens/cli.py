@@ -1,9 +1,13 @@
 """The ``longlens`` command. Nothing here imports torch before a command runs, so that help is instant."""
 
+import io
 import os
+import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -14,6 +18,8 @@ from longlens import __version__
 from longlens.naming import nearest
 
 Device = Literal["cpu", "cuda"]
+Engine = Literal["local", "ray"]
+Command = Callable[..., None]
 
 
 def bench_attention(
@@ -132,11 +138,12 @@ def data_verify(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) ->
         sys.exit(1)
 
 
-def _data_prepare(name: str) -> Callable[..., None]:
+def _data_prepare(name: str, arguments: list[str]) -> Command:
+    from longlens.flags import without_checks_class
     from longlens.tasks.base import create_task, task_class, task_options
     from longlens.tasks.commands import prepare_task
 
-    options = _options(task_class(name))
+    options = without_checks_class(task_class(name))
 
     def prepare(
         task: Annotated[options, tyro.conf.OmitArgPrefixes],  # pyright: ignore[reportInvalidTypeForm]
@@ -156,11 +163,12 @@ def _data_prepare(name: str) -> Callable[..., None]:
     return prepare
 
 
-def _data_show(name: str) -> Callable[..., None]:
+def _data_show(name: str, arguments: list[str]) -> Command:
+    from longlens.flags import without_checks_class
     from longlens.tasks.base import SplitName, create_task, task_class, task_options
     from longlens.tasks.commands import show_task
 
-    options = _options(task_class(name))
+    options = without_checks_class(task_class(name))
 
     def show(
         task: Annotated[options, tyro.conf.OmitArgPrefixes],  # pyright: ignore[reportInvalidTypeForm]
@@ -182,31 +190,176 @@ def _data_show(name: str) -> Callable[..., None]:
     return show
 
 
-def _options(task_class: type) -> Any:
-    """The fields of a task, without its checks: they run, and speak for themselves, when the task is created."""
-    return type(task_class.__name__, (task_class,), {"__post_init__": lambda self: None, "__doc__": task_class.__doc__})
+def list_tasks() -> None:
+    """All tasks, and which are prepared: the same as 'longlens data list'."""
+    data_list()
+
+
+def list_mixers() -> None:
+    """All mixers: what they are, whether they are causal, and their options."""
+    from longlens.reports.tables import mixers_table
+
+    _console().print(mixers_table())
+
+
+def list_runs(runs: Path = Path("runs")) -> None:
+    """All runs of a folder: finished ones with their result, and those that wait to go on.
+
+    Args:
+        runs: the folder.
+    """
+    from longlens.reports.tables import runs_table
+
+    _console().print(runs_table(runs))
+
+
+def _train(task: str, arguments: list[str]) -> Command:
+    from longlens.flags import Flags
+
+    flags = Flags(task, arguments)
+
+    def train(
+        values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+        mixer: Annotated[str, tyro.conf.arg(name="mixer")] = flags.mixers[0],
+        recipe: str = flags.recipe_name,
+    ) -> None:
+        """
+        Args:
+            mixer: the layer ('longlens list mixers' has all); its options are the flags --mixer.…
+            recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
+        """
+        from longlens.training.commands import train_one
+
+        train_one(flags.config(mixer, flags.changes(values)), flags.runtime_of(values), _console())
+
+    train.__doc__ = f"Train a model on {task}; the same command goes on with a run that was stopped.\n{train.__doc__}"
+    return train
+
+
+def _compare(task: str, arguments: list[str]) -> Command:
+    from longlens.flags import Flags
+
+    flags = Flags(task, arguments, several=True)
+
+    def compare(
+        values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+        mixers: tuple[str, ...] = tuple(flags.mixers),
+        seeds: tuple[int, ...] = (flags.recipe.training.seed,),
+        recipe: str = flags.recipe_name,
+        engine: Engine = "local",
+        jobs: int = 1,
+        address: str | None = None,
+        out: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            mixers: the layers ('longlens list mixers' has all).
+            seeds: one run of each mixer for each seed.
+            recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
+            engine: processes on this machine, or a Ray cluster.
+            jobs: runs at a time on this machine.
+            address: of the Ray cluster; by default one is started on this machine.
+            out: also write the results to this JSON file.
+        """
+        from longlens.training.commands import compare_mixers
+
+        changes = flags.changes(values)
+        configs = [
+            flags.config(mixer, changes | {"training.seed": seed}) for mixer in flags.mixers for seed in seeds
+        ]  # fmt: skip
+        compare_mixers(
+            configs, flags.runtime_of(values), engine=engine, jobs=jobs, address=address, out=out, console=_console()
+        )  # fmt: skip
+
+    compare.__doc__ = f"Train several mixers on {task} at the same budget, and show who is ahead.\n{compare.__doc__}"
+    return compare
+
+
+def _sweep(task: str, arguments: list[str]) -> Command:
+    from longlens.flags import Flags
+
+    flags = Flags(task, arguments)
+
+    def sweep(
+        values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+        grid: tuple[str, ...] = (),
+        seeds: tuple[int, ...] = (flags.recipe.training.seed,),
+        mixer: Annotated[str, tyro.conf.arg(name="mixer")] = flags.mixers[0],
+        recipe: str = flags.recipe_name,
+        engine: Engine = "local",
+        jobs: int = 1,
+        address: str | None = None,
+        out: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            grid: fields and their values, all combinations of which are run: lr=1e-3,3e-4 mixer.window=3,5
+                mixer=las,transformer.
+            seeds: one run of each combination for each seed.
+            mixer: the layer; its options are the flags --mixer.…
+            recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
+            engine: processes on this machine, or a Ray cluster.
+            jobs: runs at a time on this machine.
+            address: of the Ray cluster; by default one is started on this machine.
+            out: also write the results to this JSON file.
+        """
+        from longlens.training.commands import sweep_grid
+
+        sweep_grid(
+            flags, flags.changes(values), grid, seeds, flags.runtime_of(values), engine=engine, jobs=jobs,
+            address=address, out=out, console=_console(),
+        )  # fmt: skip
+
+    sweep.__doc__ = f"Run a grid over any fields and seeds on {task}.\n{sweep.__doc__}"
+    return sweep
+
+
+def evaluate(
+    run: Annotated[Path, tyro.conf.Positional],
+    split: Literal["train", "valid", "test"] = "test",
+    checkpoint: str = "best",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Evaluate a checkpoint of a run on a whole split.
+
+    Args:
+        run: the folder of the run.
+        split: the samples.
+        checkpoint: best, last, or a step.
+        device: where to run; auto is a GPU if there is one.
+    """
+    from longlens.training.commands import evaluate_run
+
+    evaluate_run(run, split, checkpoint, device, _console())
 
 
 @dataclass(frozen=True)
 class ForEachTask:
-    """A group with one command for each task, whose flags are the options of the task."""
+    """A group with one command for each task, whose flags are made of the options of the task (and of what the
+    arguments choose)."""
 
-    command: Callable[[str], Callable[..., None]]
+    command: Callable[[str, list[str]], Command]
 
     def commands(self) -> dict[str, Any]:
-        from longlens.tasks.base import list_tasks
+        """The tasks, for help: what a command takes is found out when it is chosen."""
+        from longlens.tasks.base import list_tasks, task_class
 
-        return {name: self.command(name) for name in list_tasks()}
+        return {name: _line(task_class(name).summary) for name in list_tasks()}
 
 
 COMMANDS: dict[str, Any] = {
     "demo": demo,
+    "list": {"tasks": list_tasks, "mixers": list_mixers, "runs": list_runs},
     "data": {
         "list": data_list,
         "prepare": ForEachTask(_data_prepare),
         "verify": data_verify,
         "show": ForEachTask(_data_show),
     },
+    "train": ForEachTask(_train),
+    "evaluate": evaluate,
+    "compare": ForEachTask(_compare),
+    "sweep": ForEachTask(_sweep),
     "bench": {"attention": bench_attention, "data": bench_data},
     "figures": {"eld": figures_eld},
 }
@@ -219,41 +372,98 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"longlens {__version__}")
         return
-    name, commands = "longlens", COMMANDS
-    while arguments and isinstance(group := commands.get(arguments[0]), dict | ForEachTask):
-        commands = group.commands() if isinstance(group, ForEachTask) else group
-        name += " " + arguments.pop(0)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        _fail(f"'{name}' knows no {arguments[0]!r}; {nearest(arguments[0], list(commands))}")
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {key: entry if callable(entry) else _group(f"{name} {key}", entry) for key, entry in commands.items()},
-            prog=name,
-            description="Long-range sequence layers for PyTorch, around Local and Smooth (LaS) attention.",
-            args=arguments,
-        )
-    except (ValueError, TypeError, OSError) as error:
-        _fail(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if "memory" not in str(error) and not isinstance(error, MemoryError):
-            raise
-        _fail("not enough memory for these sizes: try smaller ones")
+        _find(arguments)()
+    except Exception as error:
+        _stop(error)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _fail(message: str) -> NoReturn:
+def _find(arguments: list[str]) -> Callable[[], object]:
+    """The command that the arguments name, with its values."""
+    name, group = "longlens", COMMANDS
+    arguments = list(arguments)
+    while True:
+        commands = group.commands() if isinstance(group, ForEachTask) else group
+        if not arguments or arguments[0].startswith("-"):
+            break
+        chosen = arguments.pop(0)
+        if chosen not in commands:
+            raise ValueError(f"'{name}' knows no {chosen!r}; {nearest(chosen, list(commands))}")
+        name += f" {chosen}"
+        if isinstance(group, ForEachTask):
+            return _parse(group.command(chosen, arguments), name, arguments)
+        if callable(commands[chosen]):
+            return _parse(commands[chosen], name, arguments)
+        group = commands[chosen]
+    lines = {key: entry if callable(entry) else _group(f"{name} {key}", entry) for key, entry in commands.items()}
+    tyro.extras.subcommand_cli_from_dict(
+        lines, prog=name, description="Long-range sequence layers for PyTorch, around Local and Smooth attention.",
+        args=arguments,
+    )  # fmt: skip
+    raise AssertionError("without a command there is help, or an error")
+
+
+def _parse(command: Command, name: str, arguments: list[str]) -> Callable[[], object]:
+    """A command with its values; what tyro complains about becomes one line."""
+
+    @wraps(command)
+    def later(**values: Any) -> Callable[[], object]:
+        return lambda: command(**values)
+
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(later, prog=name, args=arguments)
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        raise ValueError(f"{_sentence(complaint.getvalue())} ('{name} --help' shows all flags)") from None
+
+
+def _sentence(complaint: str) -> str:
+    """The first paragraph of tyro's box, and the flag that it thinks was meant."""
+    lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()]
+    rule = next((n for n, line in enumerate(lines[1:], 1) if set(line) <= {"─"}), len(lines))
+    said = " ".join(line for line in lines[1:rule] if line)
+    meant = re.search(r"(?:Perhaps you meant|Similar arguments):.*?(--[\w.-]+)", " ".join(lines[rule:]))
+    return f"{said}; perhaps you meant {meant.group(1)}?" if meant else said
+
+
+def _stop(error: Exception) -> NoReturn:
+    """End with a sentence and a code: 2 for bad input, 3 for a run that cannot go on, 75 for one that was saved."""
+    name = type(error).__name__
+    if name == "Interrupted":  # by name, so that nothing of torch is imported for an error
+        _say(f"{error}; the same command goes on")
+        sys.exit(75)
+    if name == "RunError":
+        _say(str(error))
+        sys.exit(3)
+    if isinstance(error, ValueError | TypeError | OSError):
+        _say(str(error))
+        sys.exit(2)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        _say("not enough memory for these sizes: try smaller ones")
+        sys.exit(2)
+    raise error
+
+
+def _say(message: str) -> None:
     Console(stderr=True).print(f"longlens: {message}", highlight=False, soft_wrap=True, markup=False)
-    sys.exit(2)
 
 
-def _group(name: str, group: dict[str, Any] | ForEachTask) -> Callable[[], None]:
-    """A line of the help: the commands of a group. ``main`` has gone into the group before it could be called."""
+def _group(name: str, group: dict[str, Any] | ForEachTask) -> Command:
+    members = "one for each task" if isinstance(group, ForEachTask) else ", ".join(group)
+    return _line(f"{members} ('{name} --help' shows more).")
+
+
+def _line(text: str) -> Command:
+    """A line of the help. ``_find`` has gone on before it could be called."""
 
     def command() -> None: ...
 
-    members = "one for each task" if isinstance(group, ForEachTask) else ", ".join(group)
-    command.__doc__ = f"{members} ('{name} --help' shows more)."
+    command.__doc__ = text
     return command
 
 

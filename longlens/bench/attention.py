@@ -13,7 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from longlens.bench.measure import environment, peak_memory, time_interleaved
+from longlens.bench.measure import peak_memory, time_interleaved
+from longlens.environment import environment
 from longlens.mixers.las import LaSAttention
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention

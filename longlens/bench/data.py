@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.bench.measure import environment
+from longlens.environment import environment
 from longlens.mixers.las import LaSAttention
 from longlens.naming import nearest
 from longlens.tasks.base import Spec, Task, create_task

@@ -1,7 +1,5 @@
 """Time and memory of functions, fair on a noisy machine."""
 
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -86,26 +84,3 @@ def peak_memory(job: Job, device: torch.device) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
-
-
-def environment(device: torch.device) -> dict[str, object]:
-    """What a figure was measured on."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-        return names[0] if names else platform.processor()
-    except OSError:
-        return platform.processor()

@@ -1,12 +1,22 @@
-"""The Local and Smooth (LaS) attention layer (Zimerman & Wolf, ICML 2024)."""
+"""The Local and Smooth (LaS) attention layer (Zimerman & Wolf, ICML 2024), and the variants that the paper compares.
+
+    y = AP(softmax(mask(exp(-a·D) ⊙ QKᵀ/√d)))·V,   D[i, j] = i - j, one rate a for each head, AP a moving average
+
+Without decay it is S-attention, without smoothing L-attention, without both the attention of a Transformer.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from longlens.mixers.base import Config, register
 from longlens.ops.checks import AttentionOptions, check_chunk_size, check_share
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
+from longlens.ops.rotary import rotate
 from longlens.ops.smoothing import check_side, smooth_values
 
 
@@ -21,6 +31,7 @@ class LaSCache:
         self.key: Tensor | None = None  # (B, H, n, d)
         self.value: Tensor | None = None  # (B, H, n, d), smoothed
         self.recent: Tensor | None = None  # (B, H, <= P - 1, d), not smoothed
+        self.seen = 0  # tokens so far, those of earlier chunks included
 
     def __len__(self) -> int:
         return 0 if self.key is None else self.key.shape[-2]
@@ -38,9 +49,11 @@ class LaSCache:
             self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :].clone()
             value = smooth_values(values, window)[..., values.shape[-2] - value.shape[-2] :, :]
         self.key, self.value = _extend(self.key, key), _extend(self.value, value)
+        self.seen += key.shape[-2]
         return self.key, self.value
 
     def clear(self) -> None:
+        """Forget the tokens of a chunk, though not how many there were."""
         self.key = self.value = self.recent = None
 
 
@@ -65,6 +78,7 @@ class LaSAttention(nn.Module):
         bias: of the two projections.
         schedule: the spacing of the rates, see ``decay_rates``.
         dropout: of the attention weights, in training.
+        rotary: turn queries and keys by their positions (Su et al. 2021).
     """
 
     def __init__(
@@ -80,6 +94,7 @@ class LaSAttention(nn.Module):
         bias: bool = True,
         schedule: str = "exp-uniform",
         dropout: float = 0.0,
+        rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -93,6 +108,8 @@ class LaSAttention(nn.Module):
         check_side(side)
         check_chunk_size(chunk_size)
         check_share("dropout", dropout)
+        if rotary and embed_dim // num_heads % 2:
+            raise ValueError(f"rotary positions need heads of even width, got {embed_dim} / {num_heads}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.max_rate = max_rate
@@ -102,6 +119,7 @@ class LaSAttention(nn.Module):
         self.bidirectional = bidirectional
         self.schedule = schedule
         self.dropout = dropout
+        self.rotary = rotary
         # Plain numbers, not a buffer: nothing to broadcast, to cast to bfloat16, or to lose on the meta device.
         self.rates: tuple[float, ...] = tuple(rates.tolist())
         self.in_proj = nn.Linear(embed_dim, 3 * embed_dim, bias=bias, device=device, dtype=dtype)
@@ -141,7 +159,7 @@ class LaSAttention(nn.Module):
         outputs = []
         while x.shape[1] > 0 or not outputs:
             room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
-            query, key, value = self._project(x[:, :room])
+            query, key, value = self._project(x[:, :room], start=cache.seen)
             key, value = cache.append(key, value, self.window)
             outputs.append(self._merge(las_attention(query, key, value, decay=self.rates, dropout_p=self._dropout_p())))
             if self.chunk_size is not None and len(cache) == self.chunk_size:
@@ -163,9 +181,11 @@ class LaSAttention(nn.Module):
     def _dropout_p(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) -> three of (B, H, L, d)"""
         query, key, value = self.in_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.rotary:
+            query, key = rotate(query, start), rotate(key, start)
         return query, key, value
 
     def _merge(self, attended: Tensor) -> Tensor:
@@ -193,5 +213,106 @@ class LaSAttention(nn.Module):
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, max_rate={self.max_rate}, window={self.window}, "
             f"side={self.side!r}, chunk_size={self.chunk_size}, bidirectional={self.bidirectional}, "
-            f"schedule={self.schedule!r}, dropout={self.dropout}"
+            f"schedule={self.schedule!r}, dropout={self.dropout}, rotary={self.rotary}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Config):
+    """Attention of several heads.
+
+    Args:
+        heads: number of heads.
+        bias: of the two projections.
+        attention_dropout: of the attention weights, in training.
+        rotary: turn queries and keys by their positions.
+    """
+
+    heads: int = 8
+    bias: bool = True
+    attention_dropout: float = 0.0
+    rotary: bool = False
+
+    bidirectional: ClassVar[bool] = False
+
+    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LaSAttention:
+        options = {"max_rate": 0.0, "window": None}  # what a variant has no option for is turned off
+        options |= asdict(self) | {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
+        options["dropout"] = options.pop("attention_dropout")
+        return LaSAttention(d_model, options.pop("heads"), **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Attention):
+    """Attention whose scores decay with distance.
+
+    Args:
+        max_rate: the decay rate B of the last head.
+        schedule: the spacing of the rates.
+    """
+
+    max_rate: float = 1e-3
+    schedule: Literal["exp-uniform", "literal"] = "exp-uniform"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smooth(Attention):
+    """Attention whose weights are smoothed along the sequence.
+
+    Args:
+        window: odd length P of the moving average.
+        side: past, or centered as in the paper, which looks (P - 1) / 2 steps ahead.
+    """
+
+    window: int = 5
+    side: Literal["past", "centered"] = "past"
+
+    def looks_ahead(self) -> str | None:
+        if self.side == "past" or self.window <= 1:
+            return None
+        ahead = (self.window - 1) // 2
+        return f"smoothing with side='centered' shows each position {ahead} later ones: choose side='past'"
+
+
+@register("transformer")
+class Transformer(Attention):
+    summary: ClassVar[str] = "plain causal attention"
+
+
+@register("l-attention")
+class LAttention(Local):
+    summary: ClassVar[str] = "LaS without smoothing"
+
+
+@register("s-attention")
+class SAttention(Smooth):
+    summary: ClassVar[str] = "LaS without decay"
+
+
+@register("las")
+@dataclass(frozen=True, kw_only=True)
+class LaS(Local, Smooth):
+    summary: ClassVar[str] = "local and smooth attention"
+
+
+@register("las-chunk")
+@dataclass(frozen=True, kw_only=True)
+class LaSChunk(LaS):
+    """Local and smooth attention in independent chunks.
+
+    Args:
+        chunk_size: their length.
+    """
+
+    chunk_size: int = 128
+
+    summary: ClassVar[str] = "LaS in chunks: linear in L"
+
+
+@register("las-bidirectional")
+class LaSBidirectional(LaS):
+    summary: ClassVar[str] = "LaS to both sides"
+    bidirectional: ClassVar[bool] = True
+
+    def looks_ahead(self) -> str | None:
+        return "it attends to both sides"

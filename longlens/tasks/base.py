@@ -1,18 +1,17 @@
 """What a task is, and how to get one by its name."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from longlens.naming import nearest
+from longlens.options import from_options
+from longlens.registry import Registry
 from longlens.tasks import store
 from longlens.tasks.datasets import Samples, Sequences, Split, Subset, offsets_of
 from longlens.tasks.store import Details, Prepared, Writer
@@ -206,55 +205,38 @@ class TrainTestTask(StoredTask):
         return Subset(train, np.sort(chosen))
 
 
-_MODULES = {
-    "listops": "listops",
-    "text": "text",
-    "retrieval": "retrieval",
-    "image": "image",
-    "pathfinder": "pathfinder",
-    "path-x": "pathfinder",
-    "smnist": "mnist",
-    "pmnist": "mnist",
-    "atomic-select": "atomic",
-    "atomic-cummax": "atomic",
-    "atomic-cumsum": "atomic",
-    "text8": "language",
-    "enwik8": "language",
-    "wikitext-103": "language",
-    "wikitext-2": "language",
-    "files": "files",
-}
-_CLASSES: dict[str, type[Task]] = {}
-_Class = TypeVar("_Class", bound=type[Task])
-
-
-def register(name: str) -> Callable[[_Class], _Class]:
-    """``@register("my-task")`` above a Task makes it one that ``create_task`` knows."""
-
-    def add(task_class: _Class) -> _Class:
-        taken = _CLASSES.get(name)
-        home = f"longlens.tasks.{_MODULES[name]}" if name in _MODULES else taken and taken.__module__
-        if home not in (None, task_class.__module__) or (taken and taken.__qualname__ != task_class.__qualname__):
-            raise ValueError(f"there is a task {name!r} already: choose another name")
-        task_class.name = name
-        _CLASSES[name] = task_class
-        return task_class
-
-    return add
+_REGISTRY: Registry[Task] = Registry(
+    "task",
+    {
+        "listops": "longlens.tasks.listops",
+        "text": "longlens.tasks.text",
+        "retrieval": "longlens.tasks.retrieval",
+        "image": "longlens.tasks.image",
+        "pathfinder": "longlens.tasks.pathfinder",
+        "path-x": "longlens.tasks.pathfinder",
+        "smnist": "longlens.tasks.mnist",
+        "pmnist": "longlens.tasks.mnist",
+        "atomic-select": "longlens.tasks.atomic",
+        "atomic-cummax": "longlens.tasks.atomic",
+        "atomic-cumsum": "longlens.tasks.atomic",
+        "text8": "longlens.tasks.language",
+        "enwik8": "longlens.tasks.language",
+        "wikitext-103": "longlens.tasks.language",
+        "wikitext-2": "longlens.tasks.language",
+        "files": "longlens.tasks.files",
+    },
+)
+register = _REGISTRY.register  # @register("my-task") above a Task makes it one that create_task knows
 
 
 def list_tasks() -> list[str]:
     """The names of all tasks."""
-    return [*_MODULES, *(name for name in _CLASSES if name not in _MODULES)]
+    return _REGISTRY.names()
 
 
 def task_class(name: str) -> type[Task]:
     """The class of a task, by its name."""
-    if name not in _CLASSES and name in _MODULES:
-        import_module(f"longlens.tasks.{_MODULES[name]}")
-    if name not in _CLASSES:
-        raise ValueError(f"there is no task {name!r}; {nearest(name, list_tasks())}")
-    return _CLASSES[name]
+    return _REGISTRY.find(name)
 
 
 def create_task(name: str, **options: Any) -> Task:
@@ -263,38 +245,7 @@ def create_task(name: str, **options: Any) -> Task:
     Nothing is generated or downloaded before its data is used or ``prepare`` is called. ``list_tasks()`` has the names;
     the options are the fields of the task's class: ``help(create_task("listops"))`` describes them.
     """
-    chosen = task_class(name)
-    known = [field.name for field in fields(chosen)]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}; {nearest(option, known)}")
-    for option in required_options(chosen):
-        if option not in options:
-            raise ValueError(f"task {name!r} needs the option {option!r}")
-    return chosen(**typed_options(chosen, options))
-
-
-def typed_options(chosen: type[Task], options: dict[str, Any]) -> dict[str, Any]:
-    """Options as their fields want them: a list from a JSON file becomes a tuple, and 2000.0 the number 2000."""
-    from pydantic import TypeAdapter, ValidationError
-
-    hints, typed = get_type_hints(chosen), {}
-    for option, value in options.items():
-        try:
-            given = os.fspath(value) if isinstance(value, os.PathLike) else value
-            typed[option] = TypeAdapter(hints[option]).validate_python(given)
-        except ValidationError as error:
-            kind = hints[option]
-            if get_origin(kind) is Literal:
-                raise ValueError(f"{option} is {value!r}; it can be {', '.join(get_args(kind))}") from None
-            reason = error.errors()[0]["msg"].lower()
-            raise ValueError(f"{option} is {value!r}, which is not possible: {reason}") from None
-    return typed
-
-
-def required_options(chosen: type[Task]) -> list[str]:
-    """The options without a default."""
-    return [f.name for f in fields(chosen) if f.default is MISSING and f.default_factory is MISSING]
+    return from_options(task_class(name), f"task {name!r}", options)
 
 
 def task_options(task: Task) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Batches of a split: in any order that a seed and an epoch fix, from any batch on, for any number of processes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -32,12 +32,29 @@ class Batch:
         length = self.inputs.shape[self.lengths.ndim]
         return torch.arange(length, device=self.lengths.device) < self.lengths.unsqueeze(-1)
 
+    @property
+    def is_padded(self) -> bool:
+        return bool((self.lengths < self.inputs.shape[self.lengths.ndim]).any())
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return int(self.lengths.sum())
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in moved.items():
-            if isinstance(value, Tensor):
-                moved[name] = value.to(device, non_blocking=non_blocking)
-        return Batch(**moved)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def part(self, index: int, count: int) -> "Batch":
+        """One of ``count`` parts, which may be empty; ``total`` stays that of the whole."""
+        return self if count == 1 else self._map(lambda tensor: tensor[index::count])
+
+    def nothing(self) -> "Batch":
+        """One sample that is all padding."""
+        return self._map(lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "total"}
+        return replace(self, **{name: function(tensor) for name, tensor in tensors.items()})
 
 
 class Batches:

@@ -7,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from longlens.options import required_options
 from longlens.tasks import store
 from longlens.tasks.base import (
     SPLITS,
@@ -15,7 +16,6 @@ from longlens.tasks.base import (
     Task,
     create_task,
     list_tasks,
-    required_options,
     task_class,
 )
 from longlens.tasks.datasets import Samples

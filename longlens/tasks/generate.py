@@ -24,8 +24,9 @@ from typing import IO, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
+from longlens.options import typed_options
 from longlens.progress import progress
-from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options, typed_options
+from longlens.tasks.base import SPLITS, Head, Metric, StoredTask, task_options
 from longlens.tasks.datasets import offsets_of
 from longlens.tasks.store import CacheError, Details, Writer, explained, parts_folder
 

@@ -1,0 +1,45 @@
+"""Runs on a Ray cluster, whose machines share the folder of the runs and have longlens installed."""
+
+import os
+from collections.abc import Iterator
+
+from longlens.training.many import Order, Outcome, launch
+
+
+def launch_on_ray(orders: list[Order], address: str | None) -> Iterator[Outcome]:
+    """Each run in a task of Ray, with a GPU if the runs ask for one, as they end.
+
+    Args:
+        orders: the runs.
+        address: of the cluster; by default the one of ``RAY_ADDRESS``, or else one that is started here.
+    """
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ImportError:
+        raise ValueError("ray is not installed: pip install 'longlens[ray]'") from None
+
+    wanted = {name: os.environ[name] for name in ("LONGLENS_HOME", "LONGLENS_IMPORT") if name in os.environ}
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(
+            address=address, log_to_driver=False, include_dashboard=False if address is None else None,
+            runtime_env={"env_vars": wanted},
+        )  # fmt: skip
+    try:
+        on_gpu = orders[0].runtime.device == "cuda" or (
+            orders[0].runtime.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+        )
+        threads = orders[0].runtime.threads or 1
+        task = ray.remote(num_cpus=threads, num_gpus=1 if on_gpu else 0, max_retries=0)(launch)
+        waiting = {task.remote(order): order for order in orders}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            order = waiting.pop(done)
+            try:
+                yield ray.get(done)
+            except RayError as error:  # the machine or the worker died
+                yield Outcome(order.config, order.folder, error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    finally:
+        if ours:
+            ray.shutdown()

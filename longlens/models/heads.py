@@ -1,0 +1,86 @@
+"""From the vectors of all tokens to the answer of a task: one head for each kind."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longlens.tasks.base import Spec
+from longlens.tasks.datasets import IGNORE
+
+
+def pool(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    """(B, L, D) -> (B, D): the mean of the tokens, or the last token."""
+    if how == "mean":
+        if mask is None:
+            return x.mean(dim=1)
+        weights = mask.to(x.dtype).unsqueeze(-1)
+        return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    return _last(x, mask, 1).squeeze(1)
+
+
+def _last(x: Tensor, mask: Tensor | None, count: int) -> Tensor:
+    """(B, L, D) -> (B, count, D): the last tokens before the padding."""
+    if mask is None:
+        return x[:, -count:]
+    first = mask.sum(dim=1) - count  # (B,)
+    places = (first[:, None] + torch.arange(count, device=x.device)).clamp(min=0)
+    return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+class Classify(nn.Module):
+    """(B, L, D) -> (B, classes)."""
+
+    def __init__(self, spec: Spec, width: int, pooling: str):
+        super().__init__()
+        self.pooling = pooling
+        self.linear = nn.Linear(width, spec.outputs)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.linear(pool(x, mask, self.pooling))
+
+
+class Match(nn.Module):
+    """Pairs, one after the other, (2B, L, D) -> (B, classes): an MLP on [x1, x2, x1 - x2, x1·x2], as LRA and S4."""
+
+    def __init__(self, spec: Spec, width: int, pooling: str):
+        super().__init__()
+        self.pooling = pooling
+        self.mlp = nn.Sequential(nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, spec.outputs))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        first, second = pool(x, mask, self.pooling).unflatten(0, (-1, 2)).unbind(dim=1)
+        return self.mlp(torch.cat([first, second, first - second, first * second], dim=-1))
+
+
+class Regress(nn.Module):
+    """(B, L, D) -> (B, M) numbers at the last M tokens, or (B,) one for the sequence."""
+
+    def __init__(self, spec: Spec, width: int, pooling: str):
+        super().__init__()
+        self.pooling, self.positions = pooling, spec.positions
+        self.linear = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = pool(x, mask, self.pooling) if self.positions is None else _last(x, mask, self.positions)
+        return self.linear(x).squeeze(-1)
+
+
+class Language(nn.Module):
+    """(B, L, D) -> (B, L, vocabulary), with weights of its own or those of the embedding."""
+
+    def __init__(self, spec: Spec, width: int, embedding: nn.Embedding | nn.Linear | None):
+        super().__init__()
+        self.linear = nn.Linear(width, spec.outputs, bias=False)
+        if embedding is not None:
+            self.linear.weight = embedding.weight
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.linear(x)
+
+
+def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the losses of all targets: divided by ``batch.total``, it is the loss of a step."""
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if spec.head == "regress":  # a sample counts once, however many numbers it has
+        return (outputs - targets).square().unsqueeze(-1).flatten(1).mean(dim=1).sum()
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")

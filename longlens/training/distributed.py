@@ -1,0 +1,99 @@
+"""One process or many: the same loop runs under ``python`` and under ``torchrun``."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from longlens.training.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process and how many there are."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all processes, in place."""
+        if self.count > 1:
+            dist.all_reduce(x)
+        return x
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds in some process: all hear the same answer."""
+        if self.count == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
+
+    def from_first(self, value: Any) -> Any:
+        """What the first process has, in all of them."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+
+@contextmanager
+def join_processes(runtime: Runtime) -> Iterator[Processes]:
+    """Meet the processes that torchrun started, if it did."""
+    device = choose_device(runtime.device)
+    if "RANK" not in os.environ:
+        yield Processes(0, 1, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no GPU here; it can be cpu")
+    return torch.device(name)
+
+
+def parallelize(model: nn.Module, processes: Processes, parallel: str) -> nn.Module:
+    """The model for training in all processes. Both ways average the gradients over the processes."""
+    if processes.count == 1:
+        return model
+    if parallel == "fsdp":
+        for block in model.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+            fully_shard(block)
+        fully_shard(model)
+        return model
+    # The norms keep their running statistics alike themselves.
+    return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+@contextmanager
+def without_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Keep the gradients of a part of a batch for oneself: the last part sends the sum."""
+    if isinstance(model, DistributedDataParallel) and wanted:
+        with model.no_sync():
+            yield
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not wanted)
+        yield
+    else:
+        yield
