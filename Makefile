@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test check bench clean
 
-demo: $(STAMP)  ## set up, then show LaS attention: its equality with the formula, its cost, its picture
+demo: $(STAMP)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps, and show who is ahead
 	$(BIN)/longlens demo
 
 test: $(STAMP)  ## set up, then run the tests

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from longlens.mixers.base import create_mixer as create_mixer
+    from longlens.mixers.base import list_mixers as list_mixers
     from longlens.mixers.las import LaSAttention as LaSAttention
     from longlens.mixers.las import LaSCache as LaSCache
+    from longlens.models.model import create_model as create_model
     from longlens.ops.decay import decay_rates as decay_rates
     from longlens.ops.las import las_attention as las_attention
     from longlens.ops.reference import las_attention_reference as las_attention_reference
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
 _HOME = {
     "LaSAttention": "longlens.mixers.las",
     "LaSCache": "longlens.mixers.las",
+    "create_mixer": "longlens.mixers.base",
+    "create_model": "longlens.models.model",
     "create_task": "longlens.tasks.base",
     "decay_rates": "longlens.ops.decay",
     "las_attention": "longlens.ops.las",
     "las_attention_reference": "longlens.ops.reference",
+    "list_mixers": "longlens.mixers.base",
     "list_tasks": "longlens.tasks.base",
     "smooth_values": "longlens.ops.smoothing",
 }
@@ -34,10 +40,13 @@ _HOME = {
 __all__ = [  # noqa: RUF022
     "LaSAttention",
     "LaSCache",
+    "create_mixer",
+    "create_model",
     "create_task",
     "decay_rates",
     "las_attention",
     "las_attention_reference",
+    "list_mixers",
     "list_tasks",
     "smooth_values",
     "__version__",

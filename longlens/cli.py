@@ -15,6 +15,7 @@ import tyro
 from rich.console import Console
 
 from longlens import __version__
+from longlens.console import make_console, say
 from longlens.naming import nearest
 
 Device = Literal["cpu", "cuda"]
@@ -59,7 +60,7 @@ def bench_attention(
     setting = bench.Setting(heads, batch, window, max_rate, chunk_size, device, dtype)
     bench.bench_attention(
         setting, lengths=lengths, head_dims=head_dims, groups=groups, rounds=rounds, flex=flex, out=out,
-        console=_console(),
+        console=make_console(),
     )  # fmt: skip
 
 
@@ -80,18 +81,19 @@ def figures_eld(
     from longlens.reports.eld import draw_eld
 
     draw_eld(out, heads=heads, max_rate=max_rate, length=length)
-    _console().print(f"written to {out}", markup=False)
+    say(make_console(), f"written to {out}")
 
 
-def demo(out: Path = Path("results")) -> None:
-    """LaS attention in two minutes: it equals its formula, what it costs, and what it looks like.
+def demo(out: Path = Path("results"), runs: Path = Path("runs")) -> None:
+    """LaS attention equals its formula, and LaS, LaS-chunk and a Transformer learn ListOps at the same budget.
 
     Args:
         out: folder for the figures and the picture.
+        runs: folder for the runs; what is finished there is not run again.
     """
     from longlens.demo import run_demo
 
-    run_demo(out, _console())
+    run_demo(out, runs, make_console())
 
 
 def bench_data(
@@ -115,7 +117,45 @@ def bench_data(
     import longlens.bench.data as bench
 
     bench.bench_data(
-        tasks=tasks, source=source, batch_size=batch_size, rounds=rounds, out=out, console=_console()
+        tasks=tasks, source=source, batch_size=batch_size, rounds=rounds, out=out, console=make_console()
+    )  # fmt: skip
+
+
+def bench_model(
+    depth: int = 4,
+    width: int = 256,
+    heads: int = 8,
+    length: int = 512,
+    batch: int = 4,
+    vocabulary: int = 256,
+    mixers: tuple[str, ...] = ("transformer", "las", "las-chunk"),
+    tasks: tuple[str, ...] = ("listops", "atomic-cumsum"),
+    steps: int = 40,
+    rounds: int = 10,
+    device: Device = "cpu",
+    out: Path | None = None,
+) -> None:
+    """A training step of our models beside transformers' GPT-2, and the overhead of the training loop.
+
+    Args:
+        depth: blocks.
+        width: channels of a token.
+        heads: of the attention.
+        length: tokens of a sequence.
+        batch: sequences of a step.
+        vocabulary: different tokens.
+        mixers: the layers to compare.
+        tasks: whose mini recipe is run to measure the loop.
+        steps: of these runs.
+        rounds: interleaved rounds; the best of each model counts.
+        device: where to run.
+        out: also write the figures and the environment to this JSON file.
+    """
+    import longlens.bench.model as bench
+
+    size = bench.Size(depth, width, heads, length, batch, vocabulary)
+    bench.bench_model(
+        size, mixers=mixers, tasks=tasks, steps=steps, rounds=rounds, device=device, out=out, console=make_console()
     )  # fmt: skip
 
 
@@ -123,7 +163,7 @@ def data_list() -> None:
     """All tasks: where their data comes from, and which are prepared."""
     from longlens.tasks.commands import print_tasks
 
-    print_tasks(_console())
+    print_tasks(make_console())
 
 
 def data_verify(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
@@ -134,7 +174,7 @@ def data_verify(names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) ->
     """
     from longlens.tasks.commands import verify_sets
 
-    if not verify_sets(names, _console()):
+    if not verify_sets(names, make_console()):
         sys.exit(1)
 
 
@@ -157,7 +197,7 @@ def _data_prepare(name: str, arguments: list[str]) -> Command:
             workers: processes that generate; by default one for each core.
             force: make the set again, though it is there.
         """
-        prepare_task(create_task(name, **task_options(task)), source, workers, force, _console())
+        prepare_task(create_task(name, **task_options(task)), source, workers, force, make_console())
 
     prepare.__doc__ = f"Prepare {name} ({options.summary}).\n{prepare.__doc__}"
     return prepare
@@ -184,7 +224,7 @@ def _data_show(name: str, arguments: list[str]) -> Command:
             count: and how many; by default 2 texts or 24 pictures.
             out: the picture to write; by default results/TASK.png.
         """
-        show_task(create_task(name, **task_options(task)), split, first, count, out, _console())
+        show_task(create_task(name, **task_options(task)), split, first, count, out, make_console())
 
     show.__doc__ = f"Show samples of {name} ({options.summary}).\n{show.__doc__}"
     return show
@@ -199,7 +239,7 @@ def list_mixers() -> None:
     """All mixers: what they are, whether they are causal, and their options."""
     from longlens.reports.tables import mixers_table
 
-    _console().print(mixers_table())
+    make_console().print(mixers_table())
 
 
 def list_runs(runs: Path = Path("runs")) -> None:
@@ -210,7 +250,7 @@ def list_runs(runs: Path = Path("runs")) -> None:
     """
     from longlens.reports.tables import runs_table
 
-    _console().print(runs_table(runs))
+    make_console().print(runs_table(runs))
 
 
 def _train(task: str, arguments: list[str]) -> Command:
@@ -230,7 +270,7 @@ def _train(task: str, arguments: list[str]) -> Command:
         """
         from longlens.training.commands import train_one
 
-        train_one(flags.config(mixer, flags.changes(values)), flags.runtime_of(values), _console())
+        train_one(flags.config(mixer, flags.changes(values)), flags.runtime_of(values), make_console())
 
     train.__doc__ = f"Train a model on {task}; the same command goes on with a run that was stopped.\n{train.__doc__}"
     return train
@@ -268,7 +308,8 @@ def _compare(task: str, arguments: list[str]) -> Command:
             flags.config(mixer, changes | {"training.seed": seed}) for mixer in flags.mixers for seed in seeds
         ]  # fmt: skip
         compare_mixers(
-            configs, flags.runtime_of(values), engine=engine, jobs=jobs, address=address, out=out, console=_console()
+            configs, flags.runtime_of(values), engine=engine, jobs=jobs, address=address, out=out,
+            console=make_console(),
         )  # fmt: skip
 
     compare.__doc__ = f"Train several mixers on {task} at the same budget, and show who is ahead.\n{compare.__doc__}"
@@ -307,7 +348,7 @@ def _sweep(task: str, arguments: list[str]) -> Command:
 
         sweep_grid(
             flags, flags.changes(values), grid, seeds, flags.runtime_of(values), engine=engine, jobs=jobs,
-            address=address, out=out, console=_console(),
+            address=address, out=out, console=make_console(),
         )  # fmt: skip
 
     sweep.__doc__ = f"Run a grid over any fields and seeds on {task}.\n{sweep.__doc__}"
@@ -330,7 +371,7 @@ def evaluate(
     """
     from longlens.training.commands import evaluate_run
 
-    evaluate_run(run, split, checkpoint, device, _console())
+    evaluate_run(run, split, checkpoint, device, make_console())
 
 
 @dataclass(frozen=True)
@@ -360,7 +401,7 @@ COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "compare": ForEachTask(_compare),
     "sweep": ForEachTask(_sweep),
-    "bench": {"attention": bench_attention, "data": bench_data},
+    "bench": {"attention": bench_attention, "data": bench_data, "model": bench_model},
     "figures": {"eld": figures_eld},
 }
 
@@ -423,11 +464,17 @@ def _parse(command: Command, name: str, arguments: list[str]) -> Callable[[], ob
 
 
 def _sentence(complaint: str) -> str:
-    """The first paragraph of tyro's box, and the flag that it thinks was meant."""
-    lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()]
-    rule = next((n for n, line in enumerate(lines[1:], 1) if set(line) <= {"─"}), len(lines))
-    said = " ".join(line for line in lines[1:rule] if line)
-    meant = re.search(r"(?:Perhaps you meant|Similar arguments):.*?(--[\w.-]+)", " ".join(lines[rule:]))
+    """The first paragraph of tyro's box (which has other lines where there are only plain characters), and the flag
+    that it thinks was meant."""
+    lines = (line.strip("│╭╮╰╯ ") for line in complaint.splitlines()[1:])  # the first one is the title
+    paragraphs = [""]
+    for line in lines:
+        if line and set(line) <= {"─", "-"}:
+            paragraphs.append("")
+        else:
+            paragraphs[-1] += f" {line}"
+    said, *more = (paragraph.strip() for paragraph in paragraphs if paragraph.strip())
+    meant = re.search(r"Perhaps you meant:.*?(--[\w.-]+)", " ".join(more))
     return f"{said}; perhaps you meant {meant.group(1)}?" if meant else said
 
 
@@ -450,7 +497,7 @@ def _stop(error: Exception) -> NoReturn:
 
 
 def _say(message: str) -> None:
-    Console(stderr=True).print(f"longlens: {message}", highlight=False, soft_wrap=True, markup=False)
+    say(Console(stderr=True), f"longlens: {message}")
 
 
 def _group(name: str, group: dict[str, Any] | ForEachTask) -> Command:
@@ -465,12 +512,6 @@ def _line(text: str) -> Command:
 
     command.__doc__ = text
     return command
-
-
-def _console() -> Console:
-    """Wide enough for its tables also where the output is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LaS attention in two minutes: it equals its formula, what it costs, and what it looks like."""
+"""LongLens in a few minutes: LaS attention equals its formula, and three models learn ListOps at the same budget."""
 
 from pathlib import Path
 
@@ -6,11 +6,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from longlens.bench.attention import Setting, bench_attention
+from longlens.console import say
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.reports.eld import draw_eld
+from longlens.training.commands import compare_mixers
+from longlens.training.config import resolve
+from longlens.training.runtime import Runtime
+
+TASK, MIXERS = "listops", ("transformer", "las", "las-chunk")
 
 VARIANTS = {
     "plain attention": {},
@@ -22,19 +27,20 @@ VARIANTS = {
 }
 
 
-def run_demo(out: Path, console: Console) -> None:
-    """Print the comparison with the formula and the cost, and write the figures and the picture to ``out``."""
+def run_demo(out: Path, runs: Path, console: Console) -> None:
+    """Print the comparison with the formula and the one of the models; leave a picture and the run folders."""
     out.mkdir(parents=True, exist_ok=True)
     console.rule("1. LaS attention equals its formula")
     console.print(_compare())
-    console.rule("2. What it costs beside torch's plain attention")
-    bench_attention(
-        Setting(), lengths=(1024, 4096), head_dims=(32,), groups=("attention", "chunk", "layer"), rounds=5, flex=False,
-        out=out / "bench_attention.json", console=console,
-    )  # fmt: skip
-    console.rule("3. What it looks like")
     draw_eld(out / "eld.png", heads=8, max_rate=1e-3, length=4096)
-    console.print(f"the decay of scores with distance: {out / 'eld.png'}", markup=False)
+    say(console, f"how scores decay with distance: {out / 'eld.png'}")
+    console.rule("2. Three models learn ListOps, at the same budget")
+    say(console, f"longlens compare {TASK} --mixers {' '.join(MIXERS)} --runs {runs}")
+    compare_mixers(
+        [resolve("mini", TASK, mixer) for mixer in MIXERS], Runtime(runs=runs), engine="local", jobs=1, address=None,
+        out=out / "demo.json", console=console,
+    )  # fmt: skip
+    say(console, "guessing the commonest answer is right in about 17 % of the cases")
 
 
 def _compare() -> Table:

@@ -1,6 +1,10 @@
 """What the project says of itself is true: the README's snippets run, and versions agree."""
 
+import os
 import re
+import subprocess
+import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -33,6 +37,20 @@ def test_readme_tasks_are_there():
     named = set(re.findall(r"`([a-z0-9-]+)`", README))
     for name in longlens.list_tasks():
         assert name in named or name.removeprefix("atomic") in named
+
+
+def test_the_layer_of_the_contributing_guide_trains(tmp_path):
+    snippet = re.search(r"   ```python\n(.*?)   ```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    assert snippet is not None
+    (tmp_path / "average.py").write_text(textwrap.dedent(snippet[1]))
+    command = ["train", "atomic-cumsum", "--recipe", "smoke", "--mixer", "average", "--steps", "2"]
+    environment = os.environ | {"LONGLENS_IMPORT": "average.py", "LONGLENS_HOME": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-m", "longlens", *command], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.glob("runs/atomic-cumsum/average/*/result.json"))
 
 
 def test_versions_agree():

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from longlens.bench.measure import peak_memory, time_interleaved
+from longlens.console import say
 from longlens.environment import environment
 from longlens.mixers.las import LaSAttention
 from longlens.ops.decay import decay_rates
@@ -192,7 +193,7 @@ def bench_attention(
                     _write(out, setting, rounds, rows)
             console.print(table)
     if out is not None:
-        console.print(f"written to {out}", markup=False)
+        say(console, f"written to {out}")
     return rows
 
 

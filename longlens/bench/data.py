@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from longlens.console import say
 from longlens.environment import environment
 from longlens.mixers.las import LaSAttention
 from longlens.naming import nearest
@@ -79,7 +80,7 @@ def bench_data(
     console.print(_table(rows))
     if out is not None:
         out.write_text(json.dumps({"environment": environment(torch.device("cpu")), "rows": rows}, indent=1))
-        console.print(f"written to {out}", markup=False)
+        say(console, f"written to {out}")
     return rows
 
 

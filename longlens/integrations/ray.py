@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from longlens.training.events import Interrupted, StopSignals
 from longlens.training.many import Order, Outcome, launch
 
 
@@ -33,13 +34,23 @@ def launch_on_ray(orders: list[Order], address: str | None) -> Iterator[Outcome]
         threads = orders[0].runtime.threads or 1
         task = ray.remote(num_cpus=threads, num_gpus=1 if on_gpu else 0, max_retries=0)(launch)
         waiting = {task.remote(order): order for order in orders}
-        while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
-            order = waiting.pop(done)
-            try:
-                yield ray.get(done)
-            except RayError as error:  # the machine or the worker died
-                yield Outcome(order.config, order.folder, error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        cancelled = False
+        with StopSignals() as stop:
+            while waiting:
+                done, _ = ray.wait(list(waiting), num_returns=1, timeout=0.2)
+                for run in done:
+                    order = waiting.pop(run)
+                    try:
+                        yield ray.get(run)
+                    except RayError as error:  # the machine or the worker died
+                        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                        yield Outcome(order.config, order.folder, error=reason)
+                if stop.asked and not cancelled:
+                    cancelled = True
+                    for run in waiting:
+                        ray.cancel(run)  # those at work save before they end
+        if stop.asked:
+            raise Interrupted("stopped, and the runs are saved")
     finally:
         if ours:
             ray.shutdown()

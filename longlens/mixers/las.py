@@ -271,7 +271,7 @@ class Smooth(Attention):
         if self.side == "past" or self.window <= 1:
             return None
         ahead = (self.window - 1) // 2
-        return f"smoothing with side='centered' shows each position {ahead} later ones: choose side='past'"
+        return f"smoothing with side='centered' and window={self.window} looks {ahead} ahead: choose side='past'"
 
 
 @register("transformer")

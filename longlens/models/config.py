@@ -1,8 +1,13 @@
 """The sizes and choices of a model around its mixer. No torch here."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from longlens.mixers.base import Config as MixerConfig
+from longlens.options import option_names
+from longlens.tasks.base import Head
 
 
 class Strict(BaseModel):
@@ -36,3 +41,20 @@ class ModelConfig(Strict):
     ] = "mean"
     tied: Annotated[bool, Field(description="language: the head shares the weights of the embedding.")] = False
     dropout: Annotated[float, Field(ge=0, lt=1, description="of what each part of a block adds.")] = 0.0
+
+
+def check_fit(head: Head, mixer: MixerConfig, config: ModelConfig) -> MixerConfig:
+    """Refuse what cannot go together, with the reason; return the options of the mixer with those of the model."""
+    if head == "language":
+        ahead = mixer.looks_ahead()
+        if ahead is not None:
+            raise ValueError(f"a language task needs a causal mixer, and {mixer.name!r} is not: {ahead}")
+        if config.norm == "batch":
+            raise ValueError("a language task cannot have norm='batch', which mixes positions: choose norm='layer'")
+    if config.positions == "rotary":
+        if "rotary" not in option_names(type(mixer)):
+            raise ValueError(
+                f"mixer {mixer.name!r} takes no rotary positions; positions can be none, sinusoidal, learned"
+            )
+        mixer = replace(mixer, rotary=True)  # pyright: ignore[reportCallIssue]
+    return mixer

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
     """Tokens (B, L) or real vectors (B, L, C) to (B, L, D), with sinusoidal, learned or no positions added.
 
     Embedded tokens have the size of the sinusoids. Where a head shares the weights (``tied``), these are smaller by
-    √D and scaled up here, as by Vaswani et al. (2017), so that the head starts with nearly equal probabilities.
+    √D and scaled up here, as by Vaswani et al. (2017).
     """
 
     def __init__(self, spec: Spec, width: int, positions: str, tied: bool = False):

@@ -66,16 +66,20 @@ class Regress(nn.Module):
 
 
 class Language(nn.Module):
-    """(B, L, D) -> (B, L, vocabulary), with weights of its own or those of the embedding."""
+    """(B, L, D) -> (B, L, vocabulary), with weights of its own or those of the embedding.
+
+    The latter's logits are divided by √D, as in T5: a model would start sure that each token follows itself otherwise.
+    """
 
     def __init__(self, spec: Spec, width: int, embedding: nn.Embedding | nn.Linear | None):
         super().__init__()
         self.linear = nn.Linear(width, spec.outputs, bias=False)
+        self.scale = 1.0 if embedding is None else width**-0.5
         if embedding is not None:
             self.linear.weight = embedding.weight
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self.linear(x)
+        return self.linear(x if self.scale == 1 else x * self.scale)
 
 
 def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor) -> Tensor:

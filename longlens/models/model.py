@@ -1,6 +1,5 @@
 """The model of a task: embedding, blocks around a mixer, head."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from longlens.mixers.base import Config as MixerConfig
 from longlens.mixers.base import mixer_class, mixer_config
 from longlens.models.block import Block, make_norm
-from longlens.models.config import ModelConfig
+from longlens.models.config import ModelConfig, check_fit
 from longlens.models.embedding import Embedding
 from longlens.models.heads import Classify, Language, Match, Regress
 from longlens.naming import nearest
@@ -26,7 +25,7 @@ class Model(nn.Module):
 
     def __init__(self, spec: Spec, mixer: MixerConfig, config: ModelConfig):
         super().__init__()
-        mixer = check_fit(spec, mixer, config)
+        mixer = check_fit(spec.head, mixer, config)
         self.spec, self.config, self.mixer_config = spec, config, mixer
         tied = spec.head == "language" and config.tied
         self.embedding = Embedding(spec, config.width, config.positions, tied)
@@ -51,23 +50,6 @@ class Model(nn.Module):
         if self.norm is not None:
             x = self.norm(x, mask)
         return self.head(x, mask)
-
-
-def check_fit(spec: Spec, mixer: MixerConfig, config: ModelConfig) -> MixerConfig:
-    """Refuse what cannot go together, with the reason; return the options of the mixer with those of the model."""
-    if spec.head == "language":
-        ahead = mixer.looks_ahead()
-        if ahead is not None:
-            raise ValueError(f"a language task needs a causal mixer, and {mixer.name!r} is not: {ahead}")
-        if config.norm == "batch":
-            raise ValueError("a language task cannot have norm='batch', which mixes positions: choose norm='layer'")
-    if config.positions == "rotary":
-        if "rotary" not in option_names(type(mixer)):
-            raise ValueError(
-                f"mixer {mixer.name!r} takes no rotary positions; positions can be none, sinusoidal, learned"
-            )
-        mixer = replace(mixer, rotary=True)  # pyright: ignore[reportCallIssue]
-    return mixer
 
 
 def create_model(

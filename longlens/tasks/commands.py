@@ -7,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from longlens.console import say
 from longlens.options import required_options
 from longlens.tasks import store
 from longlens.tasks.base import (
@@ -19,11 +20,6 @@ from longlens.tasks.base import (
     task_class,
 )
 from longlens.tasks.datasets import Samples
-
-
-def _say(console: Console, text: str) -> None:
-    """A line as it is: paths and texts are neither wrapped nor read as markup."""
-    console.print(text, markup=False, soft_wrap=True)
 
 
 def print_tasks(console: Console) -> None:
@@ -43,7 +39,7 @@ def print_tasks(console: Console) -> None:
         table.add_row(folder.name, "", f"{size / 1e6:,.0f}", "unfinished: the same command goes on")
     if table.rows:
         console.print(table)
-    _say(console, f"cache folder: {store.home()} (LONGLENS_HOME)")
+    say(console, f"cache folder: {store.home()} (LONGLENS_HOME)")
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
@@ -66,19 +62,19 @@ def prepare_task(task: Task, source: Path | None, workers: int | None, force: bo
     spec = task.spec
     sizes = " / ".join(f"{len(task.split(split)):,}" for split in SPLITS)
     what = f"{spec.size} symbols" if spec.inputs == "tokens" else f"{spec.size} channels"
-    _say(console, f"{task.title}: {sizes} samples (train / valid / test), up to {spec.max_length:,} × {what}")
+    say(console, f"{task.title}: {sizes} samples (train / valid / test), up to {spec.max_length:,} × {what}")
     if isinstance(task, StoredTask):
         details = task.prepared.details
         for kind in ("stand_in", "warning"):
             if kind in details:
-                _say(console, f"note: {details[kind]}")
+                say(console, f"note: {details[kind]}")
         origin = f" from {details['source']}" if "source" in details else ""
         made = (
             f"was there already{origin}; --force makes it again" if there and not force else f"made in {seconds:.1f} s"
         )
-        _say(console, f"{task.folder()}: {task.prepared.size() / 1e6:,.1f} MB, {made}")
+        say(console, f"{task.folder()}: {task.prepared.size() / 1e6:,.1f} MB, {made}")
     else:
-        _say(console, "its samples are made when they are used: nothing is stored")
+        say(console, "its samples are made when they are used: nothing is stored")
 
 
 def verify_sets(names: tuple[str, ...], console: Console) -> bool:
@@ -94,9 +90,9 @@ def verify_sets(names: tuple[str, ...], console: Console) -> bool:
         except store.CacheError as error:
             problems = [str(error)]
         whole &= not problems
-        _say(console, f"{folder.name}: {'; '.join(problems) or 'whole'}")
+        say(console, f"{folder.name}: {'; '.join(problems) or 'whole'}")
     if not whole:
-        _say(console, "make damaged sets again with 'longlens data prepare' and --force")
+        say(console, "make damaged sets again with 'longlens data prepare' and --force")
     return whole
 
 
@@ -126,7 +122,7 @@ def show_task(
         path = out or Path("results") / f"{task.name}.png"
         samples = take(24)
         _draw_sheet(task, samples, f"{task.title}, {split}, from sample {first}", path)
-        _say(console, f"{len(samples.targets)} samples of {task.title}, {split}: written to {path}")
+        say(console, f"{len(samples.targets)} samples of {task.title}, {split}: written to {path}")
         return
     if out is not None:
         raise ValueError(
@@ -136,7 +132,7 @@ def show_task(
     for row in range(len(samples.targets)):
         length = " and ".join(map(str, np.atleast_1d(samples.lengths[row]).tolist()))
         console.rule(f"{task.title}, {split}, sample {first + row}, length {length}")
-        _say(console, task.render(samples, row))
+        say(console, task.render(samples, row))
 
 
 def _draw_sheet(task: Task, samples: Samples, title: str, path: Path) -> None:

@@ -8,12 +8,14 @@ is the same for any number of processes: whole tensors by the names of the param
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -23,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 FILES = (*TENSORS, "state.json")
@@ -39,6 +42,9 @@ class Checkpoint:
     state: dict[str, Any]
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
+
+    def is_finite(self) -> bool:
+        return all(bool(x.isfinite().all()) for part in (self.model, self.optimizer) for x in part.values())
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Checkpoint:
@@ -58,6 +64,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=several)
     weights: Any = checkpoint.model
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves some parameters whole
     set_model_state_dict(model, weights, options=options)
     if optimizer is None:
         return
@@ -66,23 +75,24 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
         name, _, kind = key.rpartition("/")
         moments.setdefault(name, {})[kind] = value
     whole: Any = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-    whole = {"state": moments, "param_groups": whole["param_groups"]}  # the groups follow from the config
+    whole["state"] = moments or whole["state"]  # torch wants some in all processes; the groups follow from the config
     set_optimizer_state_dict(model, optimizer, whole, options=options)
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write ``folder``, whole or not at all."""
+    """Write ``folder``, whole or not at all. One that is there stays: at no moment is there none."""
+    if folder.exists():
+        return
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         for name, tensors in zip(TENSORS, (checkpoint.model, checkpoint.optimizer), strict=True):
-            save_file({key: tensor.contiguous() for key, tensor in _distinct(tensors).items()}, partial / name)
+            _save(tensors, partial / name)
         (partial / "state.json").write_text(json.dumps(checkpoint.state, indent=1))
         (partial / "SHA256SUMS").write_text("".join(f"{_checksum(partial / name)}  {name}\n" for name in FILES))
         for file in [*partial.iterdir(), partial]:
             _to_disk(file)
-        shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         _to_disk(folder.parent)
     except BaseException:
@@ -103,6 +113,16 @@ def read(folder: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise DamagedError(str(error)) from error
     return Checkpoint(state, model, optimizer)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in _distinct(tensors).items()}, path)
+    except SafetensorError as error:  # an error of the system, as a full disk, comes as one of its own
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,16 +2,25 @@
 
 import itertools
 import json
+import os
 import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from torch import nn
 
+from longlens.console import say
+from longlens.models.model import Model
 from longlens.reports.tables import results_table, verdict
-from longlens.tasks.base import SplitName
+from longlens.tasks.base import SplitName, Task
+from longlens.tasks.bigram import bigram_bits
+from longlens.training import checkpoint
 from longlens.training.config import Config
+from longlens.training.distributed import join_processes
+from longlens.training.evaluate import evaluate, sees_ahead
+from longlens.training.loop import train
 from longlens.training.many import Engine, Outcome, run_many
 from longlens.training.run import RunError, RunFolder, read_config, read_result, run_folder
 from longlens.training.runtime import Runtime
@@ -22,15 +31,11 @@ if TYPE_CHECKING:
 
 def train_one(config: Config, runtime: Runtime, console: Console) -> None:
     """Train in this process, and show the result (in the first process only)."""
-    import os
-
-    from longlens.training.loop import train
-
     result = train(config, runtime)
     if int(os.environ.get("RANK", "0")) == 0:
         folder = run_folder(config, runtime)
         console.print(results_table([Outcome(config, folder, result)]))
-        _say(console, f"run folder: {folder}")
+        say(console, f"run folder: {folder}")
 
 
 def compare_mixers(
@@ -52,17 +57,17 @@ def compare_mixers(
     console.print(results_table(outcomes))
     for outcome in outcomes:
         if outcome.error is not None:
-            _say(console, f"{outcome.config.mixer}, seed {outcome.config.training.seed} failed: {outcome.error}")
+            say(console, f"{outcome.config.mixer}, seed {outcome.config.training.seed} failed: {outcome.error}")
     for line in verdict(outcomes):
-        _say(console, line)
-    _say(console, f"run folders: {runtime.runs / outcomes[0].config.create_task().slug}")
+        say(console, line)
+    say(console, f"run folders: {runtime.runs / outcomes[0].config.create_task().slug}")
     if out is not None:
         rows = [
             {"config": o.config.values(), "folder": str(o.folder), "result": o.result, "error": o.error}
             for o in outcomes
         ]  # fmt: skip
         out.write_text(json.dumps(rows, indent=1))
-        _say(console, f"written to {out}")
+        say(console, f"written to {out}")
     if any(outcome.error is not None for outcome in outcomes):
         sys.exit(1)
     return outcomes
@@ -109,11 +114,6 @@ def _value(text: str) -> Any:
 
 def evaluate_run(folder: Path, split: SplitName, which: str, device: str, console: Console) -> None:
     """Print the metric and the loss of a checkpoint on a whole split."""
-    from longlens.models.model import Model
-    from longlens.training import checkpoint
-    from longlens.training.distributed import join_processes
-    from longlens.training.evaluate import evaluate
-
     config = read_config(folder)
     path = _checkpoint(RunFolder(folder, keep=1), which)
     try:
@@ -128,11 +128,23 @@ def evaluate_run(folder: Path, split: SplitName, which: str, device: str, consol
         metric, loss = evaluate(model, task, split, config.training, processes)
         if processes.is_first:
             count, step = len(task.split(split)), int(path.name)
-            _say(
+            say(
                 console,
                 f"{config.mixer} on {task.title}, {split} ({count:,} samples), step {step:,}: "
                 f"{task.spec.metric} {metric:.4f}, loss {loss:.4f}",
             )
+            if task.spec.head == "language":
+                _say_of_language(model, task, split, console)
+
+
+def _say_of_language(model: nn.Module, task: Task, split: SplitName, console: Console) -> None:
+    """Whether it looks ahead, and what counting pairs of tokens would reach."""
+    change = sees_ahead(model, task)
+    say(console, f"when later tokens change, the logits before them change by {change:.3g}")
+    bits = bigram_bits(task, split)
+    if bits is not None:
+        value = bits if task.spec.metric == "bits_per_byte" else 2**bits
+        say(console, f"a bigram model of the training set: {task.spec.metric} {value:.4f}")
 
 
 def _checkpoint(run: RunFolder, which: str) -> Path:
@@ -156,7 +168,3 @@ def _checkpoint(run: RunFolder, which: str) -> Path:
 def _best_so_far(run: RunFolder, newest: int) -> int | None:
     state = json.loads((run.checkpoint(newest) / "state.json").read_text())
     return state["standing"]["best_step"]
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)

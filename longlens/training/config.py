@@ -11,10 +11,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from longlens.mixers.base import Config as MixerConfig
 from longlens.mixers.base import list_mixers, mixer_class, mixer_config, mixer_options
-from longlens.models.config import ModelConfig, Strict
+from longlens.models.config import ModelConfig, Strict, check_fit
 from longlens.naming import nearest
-from longlens.options import option_names
-from longlens.tasks.base import Task, create_task, list_tasks, task_options
+from longlens.options import option_names, required_options
+from longlens.tasks.base import Task, create_task, list_tasks, task_class, task_options
 
 SCALES = ("smoke", "mini", "paper")
 
@@ -161,20 +161,13 @@ def resolve(recipe: str, task: str, mixer: str, changes: dict[str, Any] | None =
     ``changes`` are by dotted or plain names: ``{"training.lr": 1e-4, "depth": 2, "task.max_length": 512}``.
     """
     found = load_recipe(recipe, task)
-    if any(option not in found.task for option in _required(task)):
+    if any(option not in found.task for option in required_options(task_class(task))):
         options = {k.removeprefix("task."): v for k, v in (changes or {}).items() if k.startswith("task.")}
         found = found.model_copy(update={"task": found.task | options})
     config = make_config(
         recipe, create_task(task, **found.task), recipe_mixer(found, mixer), found.model, found.training
     )  # fmt: skip
     return change(config, changes or {})
-
-
-def _required(task: str) -> list[str]:
-    from longlens.options import required_options
-    from longlens.tasks.base import task_class
-
-    return required_options(task_class(task))
 
 
 def change(config: Config, changes: dict[str, Any]) -> Config:
@@ -191,9 +184,9 @@ def change(config: Config, changes: dict[str, Any]) -> Config:
         changed = Config.model_validate(values)
     except ValidationError as error:
         raise ValueError(explain(error)) from None
-    return make_config(
-        config.recipe, changed.create_task(), changed.create_mixer(), changed.model, changed.training
-    )  # fmt: skip
+    task, mixer = changed.create_task(), changed.create_mixer()
+    check_fit(task.head, mixer, changed.model)  # before any data is prepared
+    return make_config(config.recipe, task, mixer, changed.model, changed.training)
 
 
 SECTIONS = {"task": "task_options", "mixer": "mixer_options", "model": "model", "training": "training"}
@@ -224,7 +217,7 @@ def differences(before: Config, now: Config) -> list[str]:
 
 def explain(error: ValidationError) -> str:
     """The first complaint of pydantic, as a sentence."""
-    first = error.errors()[0]
+    first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")  # a typo explains what is missing
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *path, unknown = first["loc"]

@@ -1,6 +1,8 @@
 """One process or many: the same loop runs under ``python`` and under ``torchrun``."""
 
 import os
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +64,9 @@ def join_processes(runtime: Runtime) -> Iterator[Processes]:
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
+        # A thread of gloo may still hold the tensor of the last sum. It needs Python's lock to give it back, which the
+        # end of the group holds while it waits for the thread.
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 
@@ -83,7 +88,8 @@ def parallelize(model: nn.Module, processes: Processes, parallel: str) -> nn.Mod
         fully_shard(model)
         return model
     # The norms keep their running statistics alike themselves.
-    return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13 renames the argument
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 @contextmanager

@@ -9,10 +9,24 @@ from longlens.tasks.base import SplitName, Task
 from longlens.tasks.batches import Batches
 from longlens.tasks.datasets import Subset
 from longlens.tasks.metrics import metric_sums, metric_value
+from longlens.tasks.stream import Stream
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
 from longlens.training.events import Interrupted, StopSignals
 from longlens.training.step import ahead, forward
+
+
+@torch.no_grad()
+def sees_ahead(model: nn.Module, task: Task) -> float:
+    """The largest change of a logit when tokens that come after it are others: 0 for a language model that is one."""
+    (batch,) = Batches(Subset(task.split("test"), np.arange(1)), 1)
+    half = batch.tokens // 2
+    changed = batch.inputs.clone()
+    changed[:, half:] = (changed[:, half:] + 1) % task.spec.size
+    model.eval()
+    device = next(model.parameters()).device
+    before, after = (model(inputs.to(device))[:, :half] for inputs in (batch.inputs, changed))
+    return (before - after).abs().max().item()
 
 
 @torch.no_grad()
@@ -26,10 +40,10 @@ def evaluate(
     samples: int | None = None,
     stop: StopSignals | None = None,
 ) -> tuple[float, float]:
-    """The metric and the loss on all samples of a split, or on so many evenly spaced ones, each counted once."""
+    """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once."""
     chosen = task.split(split)
     if samples is not None and samples < len(chosen):
-        chosen = Subset(chosen, np.linspace(0, len(chosen), samples, endpoint=False).astype(np.int64))
+        chosen = Subset(chosen, np.sort(Stream("evaluated").permutation(len(chosen))[:samples]))
     batches = Batches(
         chosen, options.batch_size, group_by_length=options.group_by_length, rank=processes.rank,
         world_size=processes.count,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,7 +61,7 @@ def tell_events(
             return
         writers = []
         if runtime.tensorboard:
-            writers.append(stack.enter_context(_tensorboard(folder)))
+            writers.append(stack.enter_context(_tensorboard(folder, start)))
         if runtime.wandb is not None:
             writers.append(stack.enter_context(_wandb(folder, config, runtime.wandb)))
         bar = stack.enter_context(progress(f"{config.mixer} on {config.task}", total, "steps", start=start))
@@ -70,12 +71,12 @@ def tell_events(
 
 
 @contextmanager
-def _tensorboard(folder: Path) -> Iterator[Any]:
+def _tensorboard(folder: Path, start: int) -> Iterator[Any]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("tensorboard is not installed: pip install 'longlens[tensorboard]'") from None
-    writer = SummaryWriter(folder / "tensorboard")
+    writer = SummaryWriter(folder / "tensorboard", purge_step=start + 1)  # what was told after it does not count
 
     def write(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -101,10 +102,16 @@ def _wandb(folder: Path, config: Config, project: str) -> Iterator[Any]:
 
 
 class StopSignals:
-    """Within it, SIGTERM and SIGINT only set ``asked``; a second one stops at once."""
+    """Within it, SIGTERM and SIGINT only set ``asked``; one more, some seconds later, stops at once.
+
+    Not one that comes right after the first: a terminal or a scheduler sends a signal to all processes of a job, and
+    those that have started others pass it on to them.
+    """
+
+    PATIENCE = 2.0  # seconds
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked, self.since = False, 0.0
 
     def __enter__(self) -> "StopSignals":
         self.before = {}
@@ -116,9 +123,10 @@ class StopSignals:
         return self
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and time.monotonic() - self.since > self.PATIENCE:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked, self.since = True, time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,10 +48,11 @@ class Standing:
     best: float | None = None  # metric on the validation set, and the step that had it
     best_step: int | None = None
     last: float | None = None
-    losses: float = 0.0  # sum since the last line of metrics.jsonl
+    losses: float = 0.0  # sum since the last line of metrics.jsonl, and its step
+    logged: int = 0
     tokens: int = 0  # trained on
     seconds: float = 0.0  # in all
-    aside: float = 0.0  # of these, in evaluations and checkpoints
+    training: float = 0.0  # of these, in steps of training
     computing: float = 0.0  # of these, in forward, backward and optimizer
     peak_memory: int = 0
 
@@ -64,19 +67,14 @@ def train(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
         processes = stack.enter_context(join_processes(runtime))
         stack.enter_context(_reproducible())
         run = RunFolder(run_folder(config, runtime), runtime.keep)
+        training = Training(config, runtime, run, processes, stop)  # refuses what does not fit before a file is written
+        stack.enter_context(_room_in(run.folder))
         if processes.is_first:
             stack.enter_context(run.claimed(config))
         result = processes.from_first(read_result(run.folder) if processes.is_first else None)
         if result is not None:
             return result
-        try:
-            return Training(config, runtime, run, processes, stop).run_all()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise RunError(
-                f"there is no room left for {run.folder}: make some, and the same command goes on from the last one"
-            ) from error
+        return training.run_all()
 
 
 class Training:
@@ -111,6 +109,7 @@ class Training:
         with tell_events(folder, self.config, self.runtime, self.at.step, self.total, self.metric) as self.events:
             if self.evaluation_is_due():  # it was stopped in the midst of one
                 self.evaluate()
+            tick = time.perf_counter()
             for batch in ahead(self.batches()):
                 self.seed_step()
                 lr = self.schedule.share(self.at.step) * self.options.lr
@@ -126,26 +125,30 @@ class Training:
                 is_saved = self.at.step % self.runtime.checkpoint_every == 0
                 asked = False
                 if is_logged or is_saved or self.evaluation_is_due() or self.processes.device.type == "cpu":
-                    asked = self.settle(lr)
+                    asked = self.settle()
+                self.at.training += time.perf_counter() - tick
+                tick = time.perf_counter()
                 if is_logged:
                     self.log(lr)
                 if self.evaluation_is_due() and not asked:
                     self.evaluate()
+                    tick = time.perf_counter()
                 elif is_saved or asked:
                     self.save()
+                    tick = time.perf_counter()
                 if asked:
                     raise Interrupted(f"stopped at step {self.at.step:,} of {self.total:,}, and saved")
             return self.finish()
 
     def resume(self) -> None:
         """From the newest checkpoint that is whole, if there is one."""
-        found = self.processes.from_first(self._newest() if self.processes.is_first else None)
+        found = self._in_all(self._newest() if self.processes.is_first else None)
         if found is not None:
             checkpoints.restore(found, self.model, self.optimizer)
             self.schedule.load(found.state["schedule"])
             self.at = Standing(**found.state["standing"])
         self.seconds_before = self.at.seconds
-        self.mark = (0.0, self.at.aside, self.at.tokens)
+        self.mark = (self.at.training, self.at.tokens)
         if self.processes.is_first:
             now = environment(self.processes.device) | {
                 "processes": self.processes.count,
@@ -155,7 +158,12 @@ class Training:
             changed = self.run.note_environment(now)
             if changed and found is not None:
                 _warn(f"this run goes on elsewhere ({'; '.join(changed)}): it will not end bitwise as without a stop")
-            self.run.cut_metrics(self.at.step)
+            self.run.forget_after(self.at.step, self.at.evaluated)
+
+    def _in_all(self, found: checkpoints.Checkpoint | None) -> checkpoints.Checkpoint | None:
+        """What the first process has found: in the others its state, but no tensors."""
+        state = self.processes.from_first(found.state if found is not None else None)
+        return checkpoints.Checkpoint(state, {}, {}) if found is None and state is not None else found
 
     def _newest(self) -> checkpoints.Checkpoint | None:
         for folder in self.run.checkpoint_folders():
@@ -163,6 +171,8 @@ class Training:
                 return checkpoints.read(folder)
             except checkpoints.DamagedError as error:
                 _warn(f"checkpoint {folder} is damaged ({error}): the one before it is used")
+        if self.run.checkpoint_folders():
+            _warn("no checkpoint is whole: the run begins anew")
         return None
 
     def batches(self) -> Iterator[Batch]:
@@ -174,39 +184,38 @@ class Training:
                 "train", options.batch_size, epoch=epoch, start=start, seed=options.seed, shuffle=True,
                 group_by_length=options.group_by_length, rank=self.processes.rank, world_size=self.processes.count,
             )  # fmt: skip
-            for batch in batches:
-                if left > 0:
-                    yield batch
-                    left -= 1
+            yield from islice(batches, left)
+            left -= len(batches)
             epoch, start = epoch + 1, 0
 
     def seed_step(self) -> None:
         torch.manual_seed(int(Stream("step", self.options.seed, self.at.step, self.processes.rank).raw(1)[0] >> 1))
 
-    def settle(self, lr: float) -> bool:
+    def settle(self) -> bool:
         """Look at the losses of the last steps; hear whether some process was asked to stop."""
-        own = torch.stack([*self.pending, torch.tensor(float(self.tokens)), torch.tensor(float(self.stop.asked))])
-        *losses, tokens, asked = self.processes.sum(own.double()).tolist()
+        facts = torch.tensor([self.tokens, self.stop.asked], dtype=torch.float64, device=self.processes.device)
+        *losses, tokens, asked = self.processes.sum(torch.cat([torch.stack(self.pending).double(), facts])).tolist()
         for step, loss in enumerate(losses, self.at.step - len(losses) + 1):
             if not math.isfinite(loss):
-                saved = self.run.checkpoint_folders()
-                raise RunError(
-                    f"the loss is {loss} at step {step:,}, at a learning rate of {lr:.3g}: try a smaller lr, clip=1 or "
-                    f"more warmup. The last good checkpoint is {saved[0] if saved else 'that of no step'}"
-                )
+                raise self._diverged(f"the loss is {loss}", step)
         self.at.losses += sum(losses)
         self.at.tokens += round(tokens)
         self.pending, self.tokens = [], 0
         return asked > 0
 
+    def _diverged(self, what: str, step: int) -> RunError:
+        lr, saved = self.schedule.share(step - 1) * self.options.lr, self.run.checkpoint_folders()
+        return RunError(
+            f"{what} at step {step:,}, at a learning rate of {lr:.3g}: try a smaller lr, clip=1 or more warmup. "
+            f"The last good checkpoint is {saved[0] if saved else 'that of no step'}"
+        )
+
     def log(self, lr: float) -> None:
         """A line of metrics.jsonl: the mean loss since the last one."""
-        steps = (self.at.step - 1) % self.runtime.log_every + 1
-        self._count_seconds()
-        seconds, aside, tokens = self.mark
-        self.mark = (self.at.seconds, self.at.aside, self.at.tokens)
-        spent = self.at.seconds - seconds - (self.at.aside - aside)
-        rate = (self.at.tokens - tokens) / max(spent, 1e-9)
+        steps, self.at.logged = self.at.step - self.at.logged, self.at.step
+        seconds, tokens = self.mark
+        self.mark = (self.at.training, self.at.tokens)
+        rate = (self.at.tokens - tokens) / max(self.at.training - seconds, 1e-9)
         self.events.trained(self.at.step, loss=self.at.losses / steps, lr=lr, tokens_per_second=rate)
         self.at.losses = 0.0
 
@@ -220,7 +229,6 @@ class Training:
 
     def evaluate(self) -> None:
         """On the validation set; then save. An evaluation that is stopped is made when the run goes on."""
-        start = time.perf_counter()
         try:
             metric, loss = evaluate(
                 self.model, self.task, "valid", self.options, self.processes, samples=self.options.valid_samples,
@@ -229,18 +237,18 @@ class Training:
         except Interrupted:
             self.save()
             raise
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss on validation is {loss}", self.at.step)
         self.at.evaluated, self.at.last = self.at.step, metric
         better = higher_is_better(self.metric)
         if self.at.best is None or (metric > self.at.best if better else metric < self.at.best):
             self.at.best, self.at.best_step = metric, self.at.step
         self.schedule.evaluated(metric)
         self.events.evaluated(self.at.step, loss=loss, **{self.metric: metric})
-        self.at.aside += time.perf_counter() - start
         self.save()
 
     def save(self) -> None:
         """A checkpoint of the step."""
-        start = time.perf_counter()
         self._count_seconds()
         epoch, batch = divmod(self.at.step, self.per_epoch)
         state = {
@@ -250,25 +258,23 @@ class Training:
             "random": "each step's numbers are seeded by the seed, the step and the process",
         }
         collected = checkpoints.collect(self.model, self.optimizer, state)
+        if self.processes.any(not collected.is_finite()):  # a gradient was not, though the loss was
+            raise self._diverged("a weight is not finite", self.at.step)
         if self.processes.is_first:
             self.events.to_disk()
             checkpoints.write(self.run.checkpoint(self.at.step), collected)
             self.run.prune(self.at.best_step)
-        self.at.aside += time.perf_counter() - start
 
     def finish(self) -> dict[str, Any]:
         """Test the last model and the best on validation, once; write the result."""
-        start = time.perf_counter()
         test = {"last": self.test()}
         if self.at.best_step == self.at.step:
             test["best"] = test["last"]
         else:
-            best = self.processes.from_first(self._best() if self.processes.is_first else None)
+            best = self._in_all(self._best() if self.processes.is_first else None)
             if best is not None:
                 checkpoints.restore(best, self.model)
                 test["best"] = self.test()
-        trained = self.at.seconds - self.at.aside
-        self.at.aside += time.perf_counter() - start
         self._count_seconds()
         result = {
             "task": self.task.title,
@@ -284,8 +290,8 @@ class Training:
             "steps": self.at.step,
             "parameters": self.parameters,
             "tokens": self.at.tokens,
-            "tokens_per_second": self.at.tokens / max(trained, 1e-9),
-            "overhead": 1 - self.at.computing / max(trained, 1e-9),
+            "tokens_per_second": self.at.tokens / max(self.at.training, 1e-9),
+            "overhead": 1 - self.at.computing / max(self.at.training, 1e-9),
             "seconds": self.at.seconds,
             "peak_memory_bytes": self.at.peak_memory,
         }
@@ -320,6 +326,19 @@ def _reproducible() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         settings.fill_uninitialized_memory = before[1]
+
+
+@contextmanager
+def _room_in(folder: Path) -> Iterator[None]:
+    """A full disk is an error of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise RunError(
+            f"there is no room left for {folder}: make some, and the same command goes on from the last checkpoint"
+        ) from error
 
 
 def _warn(message: str) -> None:

@@ -146,7 +146,12 @@ def launch(order: Order, started: Started | None = None) -> Outcome:
         )  # fmt: skip
         if process is None:
             return Outcome(order.config, order.folder, error="not started")
-        said, _ = process.communicate(order.to_json())
+        try:
+            said, _ = process.communicate(order.to_json())
+        except BaseException:  # Ray cancels it
+            process.terminate()
+            process.wait()
+            raise
     finally:
         if log is not None:
             log.close()
@@ -169,7 +174,7 @@ def _work() -> None:
     except Interrupted as stopped:
         print(stopped)
         sys.exit(INTERRUPTED)
-    except (RunError, ValueError) as error:
+    except (RunError, ValueError, OSError) as error:
         print(error)
         sys.exit(FAILED)
 

@@ -113,14 +113,20 @@ class RunFolder:
             if best is None or path != self.checkpoint(best):
                 shutil.rmtree(path)
 
-    def cut_metrics(self, step: int) -> None:
-        """Forget the lines after a step, and a last one that is torn: the run goes on from there."""
+    def forget_after(self, step: int, evaluated: int) -> None:
+        """The run goes on from a step, and from an evaluation: delete checkpoints after it, which are damaged, and what
+        is left of those that were never finished; cut the lines after it, and a last one that is torn."""
+        for path in [path for path in self.checkpoint_folders() if int(path.name) > step]:
+            shutil.rmtree(path)
+        for path in self.checkpoints.glob("*.partial"):
+            shutil.rmtree(path)
         if not self.metrics.exists():
             return
         kept = []
-        for line in self.metrics.read_text().splitlines():
+        for line in self.metrics.read_text(errors="replace").splitlines():
             try:
-                if json.loads(line)["step"] > step:
+                values = json.loads(line)
+                if values["step"] > (evaluated if values["split"] == "valid" else step):
                     break
             except (ValueError, KeyError, TypeError):
                 break
@@ -131,8 +137,12 @@ class RunFolder:
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

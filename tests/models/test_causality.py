@@ -1,0 +1,60 @@
+"""A language model knows nothing of the tokens that it predicts: by perturbation and by gradient, exactly."""
+
+import pytest
+import torch
+
+from longlens.mixers.base import list_mixers, mixer_class, mixer_config
+from longlens.models.model import create_model
+from longlens.options import option_names
+from longlens.tasks.base import Spec
+
+SPEC = Spec("tokens", 11, 25, "language", 11, "bits_per_byte")
+CAUSAL = [name for name in list_mixers() if mixer_config(name).looks_ahead() is None]
+
+
+def build(name, **options):
+    small = {"heads": 4, "max_rate": 0.3, "chunk_size": 7}
+    small = {option: value for option, value in small.items() if option in option_names(mixer_class(name))}
+    return create_model(SPEC, name, depth=2, width=16, dtype=torch.float64, **small, **options)
+
+
+def test_there_are_causal_mixers():
+    assert {"transformer", "l-attention", "s-attention", "las", "las-chunk"} <= set(CAUSAL)
+
+
+@pytest.mark.parametrize("prenorm", [True, False])
+@pytest.mark.parametrize("positions", ["none", "sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_logits_do_not_know_what_comes(name, positions, prenorm):
+    if positions == "rotary" and "rotary" not in option_names(mixer_class(name)):
+        pytest.skip(f"{name} takes no rotary positions")
+    model = build(name, positions=positions, prenorm=prenorm)
+    tokens = torch.randint(11, (2, 25))
+    before = model(tokens)
+    for t in range(1, 25):
+        changed = tokens.clone()
+        changed[:, t:] = (changed[:, t:] + torch.randint(1, 11, (2, 25 - t))) % 11  # every one of them
+        after = model(changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert (after[:, t] != before[:, t]).any(), "though it is not blind"
+
+
+@pytest.mark.parametrize("prenorm", [True, False])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_gradient_of_a_logit_ends_at_its_token(name, prenorm):
+    model = build(name, prenorm=prenorm)
+    embedded = []
+    model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    logits = model(torch.randint(11, (2, 25)))
+    for t in range(25):
+        (gradient,) = torch.autograd.grad(logits[:, t, 3].sum(), embedded[0], retain_graph=True)
+        assert gradient[:, t + 1 :].count_nonzero() == 0
+        assert gradient[:, t].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_prefix_has_the_logits_of_the_whole(name):
+    model, tokens = build(name), torch.randint(11, (2, 25))
+    whole = model(tokens)
+    for length in (1, 6, 7, 8, 24):
+        torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-11)
