@@ -153,7 +153,7 @@ class Training:
             now = environment(self.processes.device) | {
                 "processes": self.processes.count,
                 "parallel": self.runtime.parallel if self.processes.count > 1 else None,
-                "command": sys.argv,
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             }
             changed = self.run.note_environment(now)
             if changed and found is not None:

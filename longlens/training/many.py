@@ -4,11 +4,13 @@ A run that fails is reported and does not stop the others; one that is finished 
 """
 
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +66,8 @@ def run_many(
     if runtime.folder is not None:
         raise ValueError("folder is for a single run: leave it out")
     runtime = runtime.model_copy(update={"runs": runtime.runs.absolute()})
+    if jobs > 1 and runtime.threads is None:
+        runtime = runtime.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // jobs)})
     quiet = jobs > 1 or engine == "ray"
     orders = [Order(config, runtime, run_folder(config, runtime), quiet) for config in configs]
     outcomes: dict[Path, Outcome] = {}
@@ -76,18 +80,11 @@ def run_many(
             outcomes[order.folder] = Outcome(order.config, order.folder, result)
     if waiting:
         run_all = _run_locally if engine == "local" else _run_on_ray
-        with progress("runs", len(waiting)) if quiet else _silently() as done:
+        with progress("runs", len(waiting)) if quiet else nullcontext(lambda count: None) as done:
             for outcome in run_all(waiting, jobs, address):
                 outcomes[outcome.folder] = outcome
                 done(sum(order.folder in outcomes for order in waiting))
     return [outcomes[order.folder] for order in orders]
-
-
-class _silently:  # noqa: N801
-    def __enter__(self) -> Callable[..., None]:
-        return lambda count, note="": None
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _run_locally(orders: list[Order], jobs: int, address: str | None) -> Iterator[Outcome]:

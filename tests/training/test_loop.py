@@ -1,0 +1,130 @@
+"""A run from its command to its result."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from longlens.training import loop
+from longlens.training.config import resolve
+from longlens.training.runtime import Runtime
+
+EVERYTHING = [
+    "--dropout", "0.2", "--norm", "batch", "--schedule", "plateau", "--patience", "0", "--accumulate", "2",
+    "--clip", "0.5", "--weight-decay", "0.1", "--positions", "learned", "--ffn", "glu", "--depth", "2",
+    "--precision", "bfloat16",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [[], EVERYTHING], ids=["plain", "everything"])
+def test_the_same_command_gives_the_same_bits_and_another_seed_others(runs, compare, flags):
+    whole = runs.undisturbed(*flags)
+    again = runs.train("again", *flags)
+    assert again.code == 0, again.said
+    compare.same(again.folder, whole)
+    other = runs.train("other", *flags, "--seed", "1")
+    assert compare.lines(other.folder)[0]["loss"] != compare.lines(whole)[0]["loss"]
+
+
+def test_every_step_draws_its_own_random_numbers_and_every_epoch_its_samples(tmp_path, monkeypatch):
+    seeds, inputs = [], []
+
+    def remembering(model, spec, optimizer, batch, *rest):
+        seeds.append(torch.initial_seed())
+        inputs.append(batch.inputs.sum().item())
+        return train_step(model, spec, optimizer, batch, *rest)
+
+    train_step = loop.train_step
+    monkeypatch.setattr(loop, "train_step", remembering)
+    changes = {"task.length": 8, "task.sizes": (9, 9, 9), "steps": 5}
+    for seed in (0, 1):
+        config = resolve("smoke", "atomic-cumsum", "las", {**changes, "seed": seed})
+        loop.train(config, Runtime(folder=tmp_path / str(seed)))
+    assert len(set(seeds)) == 10
+    assert len(set(inputs)) == 5, "a batch an epoch, the same ones for another seed of the weights"
+
+
+def test_a_run_has_its_lines_at_the_steps_that_were_asked_for(runs, compare):
+    folder = runs.undisturbed("--steps", "11", "--evaluate-every", "5", "--log-every", "4")
+    found = [(line["split"], line["step"]) for line in compare.lines(folder)]
+    assert found == [("train", 4), ("valid", 5), ("train", 8), ("valid", 10), ("train", 11), ("valid", 11)]
+    each = compare.lines(runs.undisturbed("--steps", "11", "--evaluate-every", "5", "--log-every", "1"))
+    losses = [line["loss"] for line in each if line["split"] == "train"]
+    means = [line["loss"] for line in compare.lines(folder) if line["split"] == "train"]
+    assert means == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:8]) / 4, sum(losses[8:]) / 3], rel=1e-12)
+    result = compare.result(folder)
+    assert result["steps"] == 11
+    assert result["tokens"] == 16 * (2 * 56 + 3 * 16)  # of 16: two epochs, and three of four batches, all of them full
+
+
+def test_epochs_are_passes_over_the_training_set(runs, compare):
+    folder = runs.undisturbed("--steps", "None", "--epochs", "2.5")
+    assert compare.result(folder)["steps"] == 10  # of 4 batches an epoch
+
+
+def test_the_folder_is_named_by_the_config_and_nothing_else(runs):
+    runtime = ["--checkpoint-every", "7", "--keep", "9", "--log-every", "1"]
+    arguments = ["train", "atomic-cumsum", "--recipe", "smoke", "--task.length", "8", "--task.sizes", "9", "9", "9"]
+    arguments += ["--runs", runs.folder / "runs", "--steps", "1", "--threads", "1"]
+    for more in ([], runtime, ["--lr", "1e-5"]):
+        run = runs.command(runs.folder / "run", *arguments, *more).wait()
+        assert run.code == 0, run.said
+    assert len(list((runs.folder / "runs" / "atomic-cumsum" / "las").iterdir())) == 2
+
+
+def test_a_compiled_model_trains_to_the_same_result(runs, compare):
+    """With the backend that only traces, as a real one takes its time."""
+    setup = "import torch; torch._dynamo.config.recompile_limit = 64\n" + (
+        "real = torch.nn.Module.compile\n"
+        "def traced(self, *args, **kwargs):\n"
+        "    print('compiled', flush=True)\n"
+        "    real(self, *args, backend='eager', **kwargs)\n"
+        "torch.nn.Module.compile = traced"
+    )
+    flags = ["--steps", "6", "--evaluate-every", "3"]
+    run = runs.train("run", *flags, "--compile", setup=setup)
+    assert run.code == 0, run.said
+    assert "compiled" in run.printed
+    compare.close(run.folder, runs.undisturbed(*flags))
+
+
+def test_tensorboard_has_the_scalars_of_the_metrics(runs, compare):
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = runs.unfinished("run", 12, "--tensorboard")
+    run = runs.train("run", "--tensorboard", "--keep", "100")
+    assert run.code == 0, run.said
+    events = loading.EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {
+        "train/loss", "train/lr", "train/tokens_per_second", "valid/loss", "valid/r2",
+    }  # fmt: skip
+    for split in ("train", "valid"):
+        wanted = {line["step"]: line["loss"] for line in compare.lines(folder) if line["split"] == split}
+        found = [(event.step, event.value) for event in events.Scalars(f"{split}/loss")]
+        assert [step for step, _ in found] == list(wanted), "each step once, though the run was killed"
+        assert [value for _, value in found] == pytest.approx(list(wanted.values()))
+
+
+def test_weights_and_biases_that_are_not_installed_are_a_sentence(runs):
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed here")
+    run = runs.train("run", "--wandb", "project")
+    assert run.code == 2
+    assert "longlens: wandb is not installed: pip install 'longlens[wandb]'" in run.said
+    assert "Traceback" not in run.said
+
+
+def test_a_real_command_line_trains_evaluates_and_lists(runs):
+    def longlens(*arguments):
+        command = [sys.executable, "-m", "longlens", *map(str, arguments)]
+        environment = os.environ | runs.environment | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+    folder = runs.folder / "runs"
+    assert "r2" in longlens("train", "atomic-cumsum", "--recipe", "smoke", "--steps", "3", "--runs", folder)
+    (result,) = folder.glob("*/*/*/result.json")
+    test = json.loads(result.read_text())["test"]
+    assert f"r2 {test:.4f}" in longlens("evaluate", result.parent)
