@@ -284,7 +284,7 @@ def _compare(task: str, arguments: list[str]) -> Command:
     def compare(
         values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
         mixers: tuple[str, ...] = tuple(flags.mixers),
-        seeds: tuple[int, ...] = (flags.recipe.training.seed,),
+        seeds: tuple[int, ...] = (),
         recipe: str = flags.recipe_name,
         engine: Engine = "local",
         jobs: int = 1,
@@ -294,7 +294,7 @@ def _compare(task: str, arguments: list[str]) -> Command:
         """
         Args:
             mixers: the layers ('longlens list mixers' has all).
-            seeds: one run of each mixer for each seed.
+            seeds: one run of each mixer for each seed; by default the one of --seed.
             recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
             engine: processes on this machine, or a Ray cluster.
             jobs: runs at a time on this machine.
@@ -305,8 +305,10 @@ def _compare(task: str, arguments: list[str]) -> Command:
 
         changes = flags.changes(values)
         configs = [
-            flags.config(mixer, changes | {"training.seed": seed}) for mixer in flags.mixers for seed in seeds
-        ]  # fmt: skip
+            flags.config(mixer, changes | {"training.seed": seed}, shared=True)
+            for mixer in flags.mixers
+            for seed in seeds or (values.training.seed,)
+        ]
         compare_mixers(
             configs, flags.runtime_of(values), engine=engine, jobs=jobs, address=address, out=out,
             console=make_console(),
@@ -324,7 +326,7 @@ def _sweep(task: str, arguments: list[str]) -> Command:
     def sweep(
         values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
         grid: tuple[str, ...] = (),
-        seeds: tuple[int, ...] = (flags.recipe.training.seed,),
+        seeds: tuple[int, ...] = (),
         mixer: Annotated[str, tyro.conf.arg(name="mixer")] = flags.mixers[0],
         recipe: str = flags.recipe_name,
         engine: Engine = "local",
@@ -336,7 +338,7 @@ def _sweep(task: str, arguments: list[str]) -> Command:
         Args:
             grid: fields and their values, all combinations of which are run: lr=1e-3,3e-4 mixer.window=3,5
                 mixer=las,transformer.
-            seeds: one run of each combination for each seed.
+            seeds: one run of each combination for each seed; by default the one of --seed.
             mixer: the layer; its options are the flags --mixer.…
             recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
             engine: processes on this machine, or a Ray cluster.
@@ -347,8 +349,8 @@ def _sweep(task: str, arguments: list[str]) -> Command:
         from longlens.training.commands import sweep_grid
 
         sweep_grid(
-            flags, flags.changes(values), grid, seeds, flags.runtime_of(values), engine=engine, jobs=jobs,
-            address=address, out=out, console=make_console(),
+            flags, flags.changes(values), grid, seeds or (values.training.seed,), flags.runtime_of(values),
+            engine=engine, jobs=jobs, address=address, out=out, console=make_console(),
         )  # fmt: skip
 
     sweep.__doc__ = f"Run a grid over any fields and seeds on {task}.\n{sweep.__doc__}"
@@ -438,12 +440,14 @@ def _find(arguments: list[str]) -> Callable[[], object]:
         if callable(commands[chosen]):
             return _parse(commands[chosen], name, arguments)
         group = commands[chosen]
+    if arguments[:1] not in (["--help"], ["-h"]) and (arguments or name != "longlens"):
+        raise ValueError(f"'{name}' must be followed by one of {', '.join(commands)}")
     lines = {key: entry if callable(entry) else _group(f"{name} {key}", entry) for key, entry in commands.items()}
     tyro.extras.subcommand_cli_from_dict(
         lines, prog=name, description="Long-range sequence layers for PyTorch, around Local and Smooth attention.",
-        args=arguments,
+        args=["--help"],
     )  # fmt: skip
-    raise AssertionError("without a command there is help, or an error")
+    raise AssertionError("tyro has shown the help and ended")
 
 
 def _parse(command: Command, name: str, arguments: list[str]) -> Callable[[], object]:
@@ -487,13 +491,32 @@ def _stop(error: Exception) -> NoReturn:
     if name == "RunError":
         _say(str(error))
         sys.exit(3)
+    if _is_foreign(error):
+        raise error
+    if isinstance(error, BrokenPipeError):  # nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     if isinstance(error, ValueError | TypeError | OSError):
         _say(str(error))
         sys.exit(2)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+    out_of_memory = ("out of memory", "can't allocate memory", "not enough memory")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in out_of_memory):
         _say("not enough memory for these sizes: try smaller ones")
         sys.exit(2)
     raise error
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Whether it came through a layer or task of the user's own: its author wants to see where."""
+    from longlens.registry import added_modules
+
+    files = {str(added) for added in added_modules()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in files:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _say(message: str) -> None:

@@ -60,9 +60,9 @@ class Flags:
                     changed[f"{section}.{option.name}"] = new
         return changed
 
-    def config(self, mixer: str, changes: dict[str, Any]) -> Config:
-        """The config of a run. Options that this mixer does not have are left out, if others have them."""
-        if len(self.mixers) > 1:
+    def config(self, mixer: str, changes: dict[str, Any], *, shared: bool = False) -> Config:
+        """The config of a run. If the changes are shared by several mixers, options of others are left out."""
+        if shared:
             known = {f"mixer.{option.name}" for option in fields(mixer_class(mixer))}
             changes = {name: v for name, v in changes.items() if not name.startswith("mixer.") or name in known}
         return resolve(self.recipe_name, self.task, mixer, changes)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -55,15 +56,35 @@ class Registry(Generic[_Base]):
         return self.classes[name]
 
 
+def added_modules() -> list[str | Path]:
+    """The modules or files that ``LONGLENS_IMPORT`` names, separated by commas: layers and tasks of the user's own."""
+    names = filter(None, os.environ.get("LONGLENS_IMPORT", "").split(","))
+    return [Path(name).absolute() if name.endswith(".py") else name for name in names]
+
+
 @cache
 def _import_added() -> None:
-    """The modules or files of ``LONGLENS_IMPORT``, separated by commas: layers and tasks of the user's own. Other
-    processes inherit it."""
-    for name in filter(None, os.environ.get("LONGLENS_IMPORT", "").split(",")):
-        path = Path(name)
-        if path.suffix == ".py":
-            sys.path.insert(0, str(path.resolve().parent))
+    for added in added_modules():
         try:
-            import_module(path.stem if path.suffix == ".py" else name)
-        except ImportError as error:
-            raise ValueError(f"LONGLENS_IMPORT names {name!r}, which cannot be imported: {error}") from error
+            if isinstance(added, str):
+                import_module(added)
+                continue
+            spec = spec_from_file_location(f"longlens_added_{added.stem}", added)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[spec.name] = module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[spec.name])
+        except (ImportError, OSError) as error:
+            raise ValueError(f"LONGLENS_IMPORT names {str(added)!r}, which cannot be imported: {error}") from error
+
+
+def is_ours(file: str | None) -> bool:
+    """Whether a source file belongs to this package."""
+    return file is not None and Path(file).resolve().is_relative_to(Path(__file__).resolve().parent)
+
+
+def foreign_source(chosen: type) -> str:
+    """The source of a user's class, as a result belongs to it. Of this package's, nothing: the environment of a run
+    has its version and commit."""
+    file = getattr(sys.modules.get(chosen.__module__), "__file__", None)
+    return "" if file is None or is_ours(file) else Path(file).read_text()

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 
+from longlens.registry import added_modules
+from longlens.tasks.store import home
 from longlens.training.events import Interrupted, StopSignals
 from longlens.training.many import Order, Outcome, launch
 
@@ -20,7 +22,9 @@ def launch_on_ray(orders: list[Order], address: str | None) -> Iterator[Outcome]
     except ImportError:
         raise ValueError("ray is not installed: pip install 'longlens[ray]'") from None
 
-    wanted = {name: os.environ[name] for name in ("LONGLENS_HOME", "LONGLENS_IMPORT") if name in os.environ}
+    wanted = {"LONGLENS_HOME": str(home().absolute())}
+    if "LONGLENS_IMPORT" in os.environ:
+        wanted["LONGLENS_IMPORT"] = ",".join(map(str, added_modules()))
     ours = not ray.is_initialized()
     if ours:
         ray.init(
@@ -32,6 +36,10 @@ def launch_on_ray(orders: list[Order], address: str | None) -> Iterator[Outcome]
             orders[0].runtime.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
         )
         threads = orders[0].runtime.threads or 1
+        for needed, kind in ((threads, "CPU"), (int(on_gpu), "GPU")):
+            most = max((node["Resources"].get(kind, 0) for node in ray.nodes()), default=0)
+            if needed > most:
+                raise ValueError(f"a run needs {needed} {kind}, and no machine of the cluster has more than {most:.0f}")
         task = ray.remote(num_cpus=threads, num_gpus=1 if on_gpu else 0, max_retries=0)(launch)
         waiting = {task.remote(order): order for order in orders}
         cancelled = False
@@ -43,7 +51,7 @@ def launch_on_ray(orders: list[Order], address: str | None) -> Iterator[Outcome]
                     try:
                         yield ray.get(run)
                     except RayError as error:  # the machine or the worker died
-                        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
                         yield Outcome(order.config, order.folder, error=reason)
                 if stop.asked and not cancelled:
                     cancelled = True

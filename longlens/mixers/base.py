@@ -5,15 +5,19 @@ True for tokens and False for padding, or None. Its options are the fields of a 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from longlens.options import from_options
+from longlens.options import from_options, required_options
 from longlens.registry import Registry
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+_Class = TypeVar("_Class", bound=type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,17 @@ _REGISTRY: Registry[Config] = Registry(
         "las-bidirectional": "longlens.mixers.las",
     },
 )
-register = _REGISTRY.register  # @register("my-layer") above a Config makes it one that create_mixer knows
+
+
+def register(name: str) -> Callable[[_Class], _Class]:
+    """``@register("my-layer")`` above a Config makes it one that ``create_mixer`` knows."""
+
+    def add(added: _Class) -> _Class:
+        for option in required_options(added):
+            raise ValueError(f"mixer {name!r} has no default for its option {option!r}: give it one")
+        return _REGISTRY.register(name)(added)
+
+    return add
 
 
 def list_mixers() -> list[str]:

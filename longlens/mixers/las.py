@@ -183,7 +183,8 @@ class LaSAttention(nn.Module):
 
     def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) -> three of (B, H, L, d)"""
-        query, key, value = self.in_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.in_proj(x).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
         if self.rotary:
             query, key = rotate(query, start), rotate(key, start)
         return query, key, value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from longlens.mixers.base import list_mixers, mixer_class
+from longlens.tasks.metrics import higher_is_better
 from longlens.training.run import read_config, read_result
 
 if TYPE_CHECKING:
@@ -47,65 +48,97 @@ def runs_table(runs: Path) -> Table:
 
 
 def results_table(outcomes: "list[Outcome]") -> Table:
-    """A line for each run, or for all seeds of one: parameters, metrics, speed and memory."""
-    done = [outcome for outcome in outcomes if outcome.result is not None]
-    metric = done[0].result["metric"].replace("_", " ") if done and done[0].result else ""
-    title = outcomes[0].config.create_task().title
-    table = Table(title=title, title_justify="left")
+    """A line for each run, or for all seeds of one: parameters, metrics, speed, memory. It fits into 80 columns."""
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
     changing = _changing(outcomes)
-    columns = ["mixer", *changing, "parameters", "steps", f"valid {metric}", f"test {metric}", "last model"]
-    for column in [*columns, "tokens/s", "peak memory", "time"]:
-        table.add_column(column, justify="left" if column in ("mixer", *changing) else "right")
+    steps = {result["steps"] for result in results}
+    title = outcomes[0].config.create_task().title
+    if results:
+        title += f": {results[0]['metric'].replace('_', ' ')}"
+    if len(steps) == 1:
+        title += f" after {min(steps):,} steps"
+    names = ["mixer", *changing, "params", *(["steps"] if len(steps) > 1 else [])]
+    table = Table(title=title, title_justify="left")
+    for column in [*names, "valid", "test", "last", "tokens/s", "memory", "time"]:
+        table.add_column(column, justify="left" if column in ("mixer", *changing) else "right", no_wrap=True)
     for group in _groups(outcomes):
         values = group[0].config.values()
         cells = [_with_seeds(group), *(str(values.get(name, "")) for name in changing)]
-        results = [outcome.result for outcome in group if outcome.result is not None]
-        if not results:
-            table.add_row(*cells, "", "", "", "failed")
+        done = [outcome.result for outcome in group if outcome.result is not None]
+        if not done:
+            table.add_row(*cells, *[""] * (len(names) - len(cells)), "failed")
             continue
-        first = results[0]
+        first = done[0]
         table.add_row(
             *cells,
             f"{first['parameters']:,}",
-            f"{first['steps']:,}",
-            *(_spread(first["metric"], [r[key] for r in results]) for key in ("valid", "test", "test_last")),
-            f"{mean(r['tokens_per_second'] for r in results):,.0f}",
-            f"{max(r['peak_memory_bytes'] for r in results) / 2**20:,.0f} MiB",
-            f"{mean(r['seconds'] for r in results):,.0f} s",
+            *([f"{first['steps']:,}"] if len(steps) > 1 else []),
+            *(_spread(first["metric"], [result[key] for result in done]) for key in ("valid", "test", "test_last")),
+            f"{mean(result['tokens_per_second'] for result in done):,.0f}",
+            f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB",
+            f"{mean(result['seconds'] for result in done):,.0f} s",
         )
     return table
 
 
 def verdict(outcomes: "list[Outcome]") -> Iterable[str]:
     """Who is ahead on the test set, and whether the difference could be chance."""
-    groups = [[o for o in group if o.result is not None] for group in _groups(outcomes)]
-    scores = [(mean(_tests(group)), group) for group in groups if group and None not in _tests(group)]
-    if len(scores) < 2:
+    ranked = _ranked(outcomes, "test")
+    if len(ranked) < 2:
         return
-    result: dict[str, Any] = scores[0][1][0].result or {}
-    higher = result["metric"] in ("accuracy", "r2")
-    (first, ahead), (second, behind) = sorted(scores, key=lambda score: score[0], reverse=higher)[:2]
-    changing = _changing(outcomes)
+    ahead, behind = ranked[:2]
+    metric, changing = _metric(ahead), _changing(outcomes)
+    first, second = mean(_scores(ahead, "test")), mean(_scores(behind, "test"))
     names = [_named(group[0], changing) for group in (ahead, behind)]
-    line = (
-        f"{names[0]} is ahead of {names[1]}, {_number(result['metric'], first)} to {_number(result['metric'], second)}"
-    )
     if first == second:
-        yield f"{names[0]} and {names[1]} are equal, {_number(result['metric'], first)}"
-    elif result["metric"] == "accuracy" and len(ahead) == len(behind) == 1:
-        noise = math.sqrt(sum(p * (1 - p) / result["test_samples"] for p in (first, second)))
-        yield line + (
-            f"; with {result['test_samples']:,} test samples, two standard errors of the difference are "
-            f"{_number('accuracy', 2 * noise)}{'' if abs(first - second) > 2 * noise else ': it may be chance'}"
-        )
-    else:
-        yield line
+        yield f"{names[0]} and {names[1]} are equal, {_number(metric, first)}"
+        return
+    line = f"{names[0]} is ahead of {names[1]}, {_number(metric, first)} to {_number(metric, second)}"
+    error, of = _standard_error(ahead, behind)
+    if error is not None:
+        line += f"; two standard errors of the difference, {of}, are {_number(metric, 2 * error)}"
+        line += "" if abs(first - second) > 2 * error else ": it may be chance"
+    yield line
     if min(len(ahead), len(behind)) == 1:
         yield "one seed each: another seed may order them otherwise (--seeds 0 1 2)"
 
 
-def _tests(group: "list[Outcome]") -> list[Any]:
-    return [(outcome.result or {}).get("test") for outcome in group]
+def choice(outcomes: "list[Outcome]") -> Iterable[str]:
+    """The best on the validation set, as the test set is not there to choose by."""
+    ranked = _ranked(outcomes, "valid")
+    if len(ranked) < 2:
+        return
+    best, metric = ranked[0], _metric(ranked[0])
+    valid, test = (_spread(metric, _scores(best, key)) for key in ("valid", "test"))
+    yield f"best on validation: {_named(best[0], _changing(outcomes))}, {valid}; on the test set it has {test}"
+
+
+def _ranked(outcomes: "list[Outcome]", key: str) -> "list[list[Outcome]]":
+    """The runs that ended, those of one config together, the best first."""
+    groups = [[outcome for outcome in group if outcome.result is not None] for group in _groups(outcomes)]
+    groups = [group for group in groups if group and None not in _scores(group, key)]
+    better = bool(groups) and higher_is_better(_metric(groups[0]))
+    return sorted(groups, key=lambda group: mean(_scores(group, key)), reverse=better)
+
+
+def _standard_error(*groups: "list[Outcome]") -> tuple[float | None, str]:
+    """Of the difference of two means: by the spread over seeds, or of one seed by the number of test samples."""
+    scores = [_scores(group, "test") for group in groups]
+    if min(map(len, scores)) > 1:
+        return math.sqrt(sum(stdev(group) ** 2 / len(group) for group in scores)), "by the spread over seeds"
+    samples = (groups[0][0].result or {})["test_samples"]
+    if _metric(groups[0]) != "accuracy":
+        return None, ""
+    error = math.sqrt(sum(mean(group) * (1 - mean(group)) / samples for group in scores))
+    return error, f"with {samples:,} test samples"
+
+
+def _scores(group: "list[Outcome]", key: str) -> list[Any]:
+    return [(outcome.result or {}).get(key) for outcome in group]
+
+
+def _metric(group: "list[Outcome]") -> Any:
+    return (group[0].result or {})["metric"]
 
 
 def _groups(outcomes: "list[Outcome]") -> "list[list[Outcome]]":
@@ -118,19 +151,23 @@ def _groups(outcomes: "list[Outcome]") -> "list[list[Outcome]]":
 
 
 def _changing(outcomes: "list[Outcome]") -> list[str]:
-    """The fields other than the mixer, its options' presence and the seed in which runs differ."""
+    """The fields other than the mixer and the seed in which runs differ, among those of runs that have them."""
     values = [outcome.config.values() for outcome in outcomes]
-    shared = set.intersection(*(set(entry) for entry in values)) - {"mixer", "training.seed"}
-    return [name for name in values[0] if name in shared and len({str(entry[name]) for entry in values}) > 1]
+    names = dict.fromkeys(name for entry in values for name in entry)
+    differing = [name for name in names if len({str(entry[name]) for entry in values if name in entry}) > 1]
+    return [name for name in differing if name not in ("mixer", "training.seed")]
 
 
 def _named(outcome: "Outcome", changing: list[str]) -> str:
     values = outcome.config.values()
-    return " ".join([outcome.config.mixer, *(f"{name}={values[name]}" for name in changing)])
+    return " ".join([outcome.config.mixer, *(f"{name}={values[name]}" for name in changing if name in values)])
 
 
 def _with_seeds(group: "list[Outcome]") -> str:
-    return group[0].config.mixer if len(group) == 1 else f"{group[0].config.mixer} ({len(group)} seeds)"
+    done = sum(outcome.result is not None for outcome in group)
+    if len(group) == 1:
+        return group[0].config.mixer
+    return f"{group[0].config.mixer} ({done if done == len(group) else f'{done} of {len(group)}'} seeds)"
 
 
 def _spread(metric: str, values: list[float | None]) -> str:

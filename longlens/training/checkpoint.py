@@ -110,7 +110,7 @@ def read(folder: Path) -> Checkpoint:
                 raise DamagedError(f"{name} is not as it was written")
         model, optimizer = (load_file(folder / name) for name in TENSORS)
         state = json.loads((folder / "state.json").read_text())
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, SafetensorError, ValueError) as error:
         raise DamagedError(str(error)) from error
     return Checkpoint(state, model, optimizer)
 

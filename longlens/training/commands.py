@@ -8,12 +8,16 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
 from longlens.console import say
+from longlens.mixers.base import mixer_class
 from longlens.models.model import Model
-from longlens.reports.tables import results_table, verdict
+from longlens.naming import nearest
+from longlens.options import option_names
+from longlens.reports.tables import choice, results_table, verdict
 from longlens.tasks.base import SplitName, Task
 from longlens.tasks.bigram import bigram_bits
 from longlens.training import checkpoint
@@ -22,7 +26,7 @@ from longlens.training.distributed import join_processes
 from longlens.training.evaluate import evaluate, sees_ahead
 from longlens.training.loop import train
 from longlens.training.many import Engine, Outcome, run_many
-from longlens.training.run import RunError, RunFolder, read_config, read_result, run_folder
+from longlens.training.run import RunError, RunFolder, check_fingerprint, read_config, read_result, run_folder
 from longlens.training.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
 
 def train_one(config: Config, runtime: Runtime, console: Console) -> None:
     """Train in this process, and show the result (in the first process only)."""
+    folder = run_folder(config, runtime)
+    was_there = (folder / "result.json").exists()
     result = train(config, runtime)
     if int(os.environ.get("RANK", "0")) == 0:
-        folder = run_folder(config, runtime)
         console.print(results_table([Outcome(config, folder, result)]))
-        say(console, f"run folder: {folder}")
+        say(console, f"run folder: {folder}{' (finished before, not run again)' if was_there else ''}")
 
 
 def compare_mixers(
@@ -47,19 +52,32 @@ def compare_mixers(
     address: str | None,
     out: Path | None,
     console: Console,
+    choose: bool = False,
 ) -> list[Outcome]:
-    """Run all, show the table and who is ahead; end with code 1 if a run failed."""
+    """Run all, show the table and who is ahead; end with code 1 if a run failed.
+
+    ``choose`` says that one of them is to be chosen: the best on the validation set, as the test set is not for that.
+    """
     if not configs:
         raise ValueError("there is nothing to run: name at least one mixer and one seed")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    for config in configs:
+        with torch.device("meta"):  # a layer that cannot be is refused before anything runs
+            config.create_mixer().build(config.model.width)
     outcomes = run_many(configs, runtime, engine=engine, jobs=jobs, address=address)
     console.print(results_table(outcomes))
     for outcome in outcomes:
         if outcome.error is not None:
             say(console, f"{outcome.config.mixer}, seed {outcome.config.training.seed} failed: {outcome.error}")
-    for line in verdict(outcomes):
+    for line in choice(outcomes) if choose else verdict(outcomes):
         say(console, line)
+    before = sum(outcome.was_there for outcome in outcomes)
+    if before:
+        say(
+            console,
+            f"{before} of {len(outcomes)} were finished before and not run again; delete a folder to run it anew",
+        )
     say(console, f"run folders: {runtime.runs / outcomes[0].config.create_task().slug}")
     if out is not None:
         rows = [
@@ -85,13 +103,22 @@ def sweep_grid(
     axes = dict(_axis(entry) for entry in grid)
     if len(axes) < len(grid):
         raise ValueError(f"grid names a field twice: {' '.join(grid)}")
+    if axes.keys() & {"seed", "training.seed"}:
+        raise ValueError("grid names the seed: give --seeds instead, so that runs with other seeds are averaged")
+    if "mixer" in axes:
+        known = {f"mixer.{name}" for mixer in axes["mixer"] for name in option_names(mixer_class(str(mixer)))}
+        for name in axes:
+            if name.startswith("mixer.") and name not in known:
+                raise ValueError(f"no mixer of the grid has {name!r}; {nearest(name, sorted(known))}")
     configs = []
     for values in itertools.product(*axes.values()):
         cell = dict(zip(axes, values, strict=True))
         mixer = cell.pop("mixer", flags.mixers[0])
         for seed in seeds:
-            configs.append(flags.config(str(mixer), changes | cell | {"training.seed": seed}))
-    compare_mixers(configs, runtime, **options)
+            configs.append(
+                flags.config(str(mixer), changes | cell | {"training.seed": seed}, shared="mixer" in axes)
+            )  # fmt: skip
+    compare_mixers(configs, runtime, choose=True, **options)
 
 
 def _axis(entry: str) -> tuple[str, list[Any]]:
@@ -115,6 +142,7 @@ def _value(text: str) -> Any:
 def evaluate_run(folder: Path, split: SplitName, which: str, device: str, console: Console) -> None:
     """Print the metric and the loss of a checkpoint on a whole split."""
     config = read_config(folder)
+    check_fingerprint(folder, config)
     path = _checkpoint(RunFolder(folder, keep=1), which)
     try:
         found = checkpoint.read(path)
@@ -123,6 +151,7 @@ def evaluate_run(folder: Path, split: SplitName, which: str, device: str, consol
     runtime = Runtime.model_validate({"device": device})
     with join_processes(runtime) as processes:
         task = config.create_task()
+        torch.manual_seed(config.training.seed)
         model = Model(task.spec, config.create_mixer(), config.model).to(processes.device)
         checkpoint.restore(found, model)
         metric, loss = evaluate(model, task, split, config.training, processes)

@@ -42,7 +42,9 @@ class TrainingConfig(Strict):
     ] = 10
     factor: Annotated[float, Field(gt=0, lt=1, description="plateau: what the rate is multiplied by.")] = 0.2
     clip: Annotated[float | None, Field(gt=0, description="largest norm of the gradient.")] = None
-    accumulate: Annotated[int, Field(ge=1, description="parts in which a batch is computed, to save memory.")] = 1
+    accumulate: Annotated[
+        int, Field(ge=1, description="parts in which a batch is computed, to save memory; batch norm then sees parts.")
+    ] = 1
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         Field(description="auto is bfloat16 autocast on GPUs that have it, float32 elsewhere."),

@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from longlens.training.runtime import Runtime
@@ -41,6 +43,19 @@ class Processes:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
 
+    def first_says(self, ask: Callable[[], Any]) -> Any:
+        """What the first process finds out, in all of them: the answer, or the error."""
+        answer = problem = None
+        if self.is_first:
+            try:
+                answer = ask()
+            except Exception as error:
+                problem = error
+        answer, problem = self.from_first((answer, problem))
+        if problem is not None:
+            raise problem
+        return answer
+
     def from_first(self, value: Any) -> Any:
         """What the first process has, in all of them."""
         if self.count == 1:
@@ -60,7 +75,7 @@ def join_processes(runtime: Runtime) -> Iterator[Processes]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    _meet("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
@@ -68,6 +83,16 @@ def join_processes(runtime: Runtime) -> Iterator[Processes]:
         # end of the group holds while it waits for the thread.
         time.sleep(0.1)
         dist.destroy_process_group()
+
+
+def _meet(backend: str) -> None:
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":  # several agents, which need not agree on how often they started
+        dist.init_process_group(backend)
+        return
+    # When torchrun starts its processes anew, its store still has the addresses of those that died.
+    store, rank, count = next(rendezvous("env://"))
+    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
 
 
 def choose_device(name: str) -> torch.device:

@@ -50,6 +50,7 @@ def evaluate(
     )  # fmt: skip
     spec, was_training = task.spec, model.training
     model.eval()
+    torch.manual_seed(0)  # for layers that draw numbers also then; a step of training has a seed of its own
     try:
         sums = torch.zeros(2, dtype=torch.float64)  # of losses and targets
         metrics = torch.zeros(())

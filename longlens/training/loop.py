@@ -5,6 +5,7 @@ checkpoint says all with the step that it belongs to, and a run that was killed 
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -25,7 +26,6 @@ from longlens.models.model import Model, count_parameters
 from longlens.tasks.base import Metric
 from longlens.tasks.batches import Batch
 from longlens.tasks.metrics import higher_is_better
-from longlens.tasks.stream import Stream
 from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config
 from longlens.training.distributed import Processes, join_processes, parallelize
@@ -69,12 +69,8 @@ def train(config: Config, runtime: Runtime | None = None) -> dict[str, Any]:
         run = RunFolder(run_folder(config, runtime), runtime.keep)
         training = Training(config, runtime, run, processes, stop)  # refuses what does not fit before a file is written
         stack.enter_context(_room_in(run.folder))
-        if processes.is_first:
-            stack.enter_context(run.claimed(config))
-        result = processes.from_first(read_result(run.folder) if processes.is_first else None)
-        if result is not None:
-            return result
-        return training.run_all()
+        result = processes.first_says(lambda: stack.enter_context(run.claimed(config)) and read_result(run.folder))
+        return training.run_all() if result is None else result
 
 
 class Training:
@@ -189,7 +185,12 @@ class Training:
             epoch, start = epoch + 1, 0
 
     def seed_step(self) -> None:
-        torch.manual_seed(int(Stream("step", self.options.seed, self.at.step, self.processes.rank).raw(1)[0] >> 1))
+        """The generators of this device only: ``torch.manual_seed`` takes a millisecond to look for others."""
+        key = f"{self.options.seed} {self.at.step} {self.processes.rank}"
+        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
+        torch.default_generator.manual_seed(seed)
+        if self.processes.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def settle(self) -> bool:
         """Look at the losses of the last steps; hear whether some process was asked to stop."""
@@ -206,7 +207,7 @@ class Training:
     def _diverged(self, what: str, step: int) -> RunError:
         lr, saved = self.schedule.share(step - 1) * self.options.lr, self.run.checkpoint_folders()
         return RunError(
-            f"{what} at step {step:,}, at a learning rate of {lr:.3g}: try a smaller lr, clip=1 or more warmup. "
+            f"{what} at step {step:,}, at a learning rate of {lr:.3g}: try a smaller lr, a smaller clip, or a warm-up. "
             f"The last good checkpoint is {saved[0] if saved else 'that of no step'}"
         )
 
@@ -276,6 +277,7 @@ class Training:
                 checkpoints.restore(best, self.model)
                 test["best"] = self.test()
         self._count_seconds()
+        on_cpu = self.processes.device.type == "cpu"
         result = {
             "task": self.task.title,
             "mixer": self.config.mixer,
@@ -291,7 +293,9 @@ class Training:
             "parameters": self.parameters,
             "tokens": self.at.tokens,
             "tokens_per_second": self.at.tokens / max(self.at.training, 1e-9),
-            "overhead": 1 - self.at.computing / max(self.at.training, 1e-9),
+            "overhead": 1 - self.at.computing / max(self.at.training, 1e-9)
+            if on_cpu
+            else None,  # a GPU is not waited for
             "seconds": self.at.seconds,
             "peak_memory_bytes": self.at.peak_memory,
         }
@@ -318,13 +322,14 @@ def _reproducible() -> Iterator[None]:
     """Kernels that give the same bits each time, where torch has them."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.use_deterministic_algorithms(before[0], warn_only=warn_only)
         settings.fill_uninitialized_memory = before[1]
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,7 @@ class Outcome:
     folder: Path
     result: dict[str, Any] | None = None
     error: str | None = None
+    was_there: bool = False  # finished before
 
 
 def run_many(
@@ -77,14 +78,14 @@ def run_many(
         if result is None:
             waiting.append(order)
         else:
-            outcomes[order.folder] = Outcome(order.config, order.folder, result)
+            outcomes[order.folder] = Outcome(order.config, order.folder, result, was_there=True)
     if waiting:
         run_all = _run_locally if engine == "local" else _run_on_ray
         with progress("runs", len(waiting)) if quiet else nullcontext(lambda count: None) as done:
             for outcome in run_all(waiting, jobs, address):
                 outcomes[outcome.folder] = outcome
                 done(sum(order.folder in outcomes for order in waiting))
-    return [outcomes[order.folder] for order in orders]
+    return [outcomes[folder] for folder in dict.fromkeys(order.folder for order in orders)]
 
 
 def _run_locally(orders: list[Order], jobs: int, address: str | None) -> Iterator[Outcome]:
@@ -143,9 +144,13 @@ def launch(order: Order, started: Started | None = None) -> Outcome:
         )  # fmt: skip
         if process is None:
             return Outcome(order.config, order.folder, error="not started")
+        said, text = "", order.to_json()
         try:
-            said, _ = process.communicate(order.to_json())
-        except BaseException:  # Ray cancels it
+            while process.returncode is None:
+                with suppress(subprocess.TimeoutExpired):  # Ray can cancel it only between two waits
+                    said, _ = process.communicate(text, timeout=1)
+                text = None
+        except BaseException:
             process.terminate()
             process.wait()
             raise

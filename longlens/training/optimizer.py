@@ -14,6 +14,9 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
         for path, module in model.named_modules()
         for name in getattr(module, "special_parameters", ())
     }
+    unknown = special - {name for name, _ in model.named_parameters()}
+    if unknown:
+        raise ValueError(f"special_parameters has {', '.join(sorted(unknown))}, and there is no such parameter")
     groups: dict[str, list[nn.Parameter]] = {"decay": [], "no decay": [], "special": []}
     for name, parameter in model.named_parameters():
         kind = "special" if name in special else "decay" if parameter.ndim >= 2 else "no decay"

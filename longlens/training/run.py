@@ -1,10 +1,11 @@
 """A run is a folder.
 
-``config.json``, ``environment.json`` (one entry for each time it was started), ``metrics.jsonl``, ``checkpoints/`` and,
-written last, ``result.json``. The same config is the same folder: a finished run is not run again, an unfinished one
-goes on.
+``config.json``, ``fingerprint`` (of the data), ``environment.json`` (one entry for each time it was started),
+``metrics.jsonl``, ``checkpoints/`` and, written last, ``result.json``. The same config is the same folder: a finished
+run is not run again, an unfinished one goes on.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from longlens.mixers.base import mixer_class
+from longlens.registry import foreign_source
+from longlens.tasks.base import task_class
 from longlens.training.config import Config, differences
 from longlens.training.runtime import Runtime
 
@@ -28,8 +32,26 @@ def run_folder(config: Config, runtime: Runtime) -> Path:
     """Where the run of this config is or will be. Prepares the data, as its identity belongs to the run."""
     if runtime.folder is not None:
         return runtime.folder
-    task = config.create_task()
-    return runtime.runs / task.slug / config.mixer / config.digest(task.fingerprint())
+    return runtime.runs / config.create_task().slug / config.mixer / config.digest(fingerprint(config))
+
+
+def fingerprint(config: Config) -> str:
+    """Of the data, and of the source of a user's own task or mixer: a result belongs to them. Prepares the data."""
+    parts = (
+        config.create_task().fingerprint(),
+        *map(foreign_source, (task_class(config.task), mixer_class(config.mixer))),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def check_fingerprint(folder: Path, config: Config) -> None:
+    """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
+    path = folder / "fingerprint"
+    if path.exists() and path.read_text() != fingerprint(config):
+        raise ValueError(
+            f"{folder} belongs to other data, or to another source of a layer or task of your own: choose another "
+            "folder, or delete it"
+        )
 
 
 def read_config(folder: Path) -> Config:
@@ -79,7 +101,9 @@ class RunFolder:
                         f"{self.folder} belongs to a run with another config ({'; '.join(changed)}): "
                         "choose another folder, or the same values"
                     )
+                check_fingerprint(self.folder, config)
             else:
+                write_text(self.folder / "fingerprint", fingerprint(config))
                 write_text(self.folder / "config.json", config.model_dump_json(indent=1))
             yield self
         finally:

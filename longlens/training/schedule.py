@@ -9,7 +9,7 @@ THRESHOLD = 1e-4  # relative: less does not count as an improvement (the default
 
 
 class Schedule:
-    """Warm-up, then constant, a cosine down to 0, or steps down whenever validation stops to improve.
+    """Constant; a warm-up and then a cosine down to 0; or steps down whenever validation stops to improve.
 
     Args:
         config: which of them, and its numbers.

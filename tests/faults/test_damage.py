@@ -84,7 +84,7 @@ def test_a_torn_last_line_of_the_metrics_is_made_again(runs, compare, rest):
 
 
 def test_a_damaged_best_checkpoint_is_reported_and_the_last_model_is_tested(runs, compare):
-    flags = ["--lr", "0.3", "--steps", "18", "--keep", "1"]  # the first evaluation stays the best
+    flags = ["--lr", "3", "--steps", "18", "--keep", "1"]  # the first evaluation stays the best
     whole = runs.undisturbed(*flags)
     best = compare.result(whole)["best_step"]
     assert best < 18

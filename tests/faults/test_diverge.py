@@ -28,7 +28,7 @@ def test_what_is_not_a_number_stops_the_run_and_is_not_saved(runs, compare, wher
     step = 12 if (where, every) == ("gradient", "4") else 11
     share = compare.lines(runs.undisturbed(*flags, LONGLENS_TEST_HEALED="1"))
     lr = next(line["lr"] for line in share if line["step"] == step)
-    assert f"at step {step}, at a learning rate of {lr:.3g}: try a smaller lr, clip=1 or more warmup" in run.said
+    assert f"at step {step}, at a learning rate of {lr:.3g}: try a smaller lr, a smaller clip, or a warm-up" in run.said
     assert ("a weight is not finite" if (where, every) == ("gradient", "1") else "the loss is nan") in run.said
     last = 10 if every == "1" else 8
     assert f"The last good checkpoint is {run.folder / 'checkpoints' / f'{last:08d}'}" in run.said

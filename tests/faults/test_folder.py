@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_it_will_not_end_the_same(runs):
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(runs, compare):
-    folder = runs.undisturbed("--lr", "0.3", "--steps", "18", "--keep", "1", "--checkpoint-every", "2")
+    folder = runs.undisturbed("--lr", "3", "--steps", "18", "--keep", "1", "--checkpoint-every", "2")
     best = compare.result(folder)["best_step"]
     assert best == 8
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["00000008", "00000018"]

@@ -77,9 +77,9 @@ def test_one_signal_that_comes_twice_is_one_and_a_later_one_stops_at_once(monkey
 
 
 def test_compare_stops_its_runs_which_are_saved_and_goes_on(runs, compare):
-    flags = "--recipe smoke --task.length 16 --task.sizes 56 16 16 --checkpoint-every 1000 --log-every 2 --threads 1"
+    flags = "--recipe smoke --task.length 16 --task.sizes 56 16 16 --checkpoint-every 9999 --log-every 2 --threads 1"
     arguments = ["compare", "atomic-cumsum", *flags.split(), "--mixers", "transformer", "las", "--jobs", "2"]
-    arguments += ["--steps", "200", "--evaluate-every", "1000", "--runs", runs.folder / "runs"]
+    arguments += ["--steps", "2000", "--evaluate-every", "9999", "--runs", runs.folder / "runs"]
 
     def lines():
         return [len(path.read_text().splitlines()) for path in sorted(runs.folder.glob("runs/*/*/*/metrics.jsonl"))]

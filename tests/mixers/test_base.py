@@ -231,15 +231,14 @@ def test_options_of_files_get_the_types_of_their_fields():
     assert [type(value) for value in (config.heads, config.max_rate, config.bias)] == [int, float, bool]
 
 
-def test_an_option_without_a_default_is_asked_for(registry):
-    @register("needy")
+def test_an_option_without_a_default_is_refused(registry):
     @dataclass(frozen=True, kw_only=True)
     class Needy(Shift):
         order: int
 
-    with pytest.raises(ValueError, match="mixer 'needy' needs the option 'order'"):
-        create_mixer("needy", 16)
-    assert mixer_config("needy", order=2).order == 2
+    with pytest.raises(ValueError, match="mixer 'needy' has no default for its option 'order': give it one"):
+        register("needy")(Needy)
+    assert "needy" not in list_mixers()
 
 
 def test_a_mixer_of_a_user_works_by_its_name(registry):

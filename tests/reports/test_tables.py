@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from longlens.reports.tables import results_table, verdict
+from longlens.reports.tables import choice, results_table, verdict
 from longlens.training.config import resolve
 from longlens.training.many import Outcome
 
@@ -48,24 +48,67 @@ def test_a_failed_run_is_shown_as_such():
 @pytest.mark.parametrize(
     ("tests", "samples", "expected"),
     [
-        ((0.60, 0.50), 10_000, "las is ahead of transformer, 60.0 % to 50.0 %; with 10,000 test samples, two standard"),
+        (
+            (0.60, 0.50), 10_000,
+            "las is ahead of transformer, 60.0 % to 50.0 %; two standard errors of the difference, with 10,000 test "
+            "samples, are 1.4 %",
+        ),
         ((0.505, 0.50), 1_000, ": it may be chance"),
         ((0.50, 0.60), 10_000, "transformer is ahead of las"),
-        ((0.50, 0.50), 1_000, "are equal"),
     ],
-)
+)  # fmt: skip
 def test_the_verdict_knows_chance(tests, samples, expected):
-    lines = list(verdict([outcome("las", test=tests[0], samples=samples), outcome("transformer", test=tests[1])]))
+    outcomes = [
+        outcome(name, test=test, samples=samples) for name, test in zip(("las", "transformer"), tests, strict=True)
+    ]
+    lines = list(verdict(outcomes))
     assert expected in lines[0]
     assert "one seed each" in lines[-1]
 
 
+def test_equal_ones_are_equal():
+    assert list(verdict([outcome(), outcome("transformer")])) == ["las and transformer are equal, 50.0 %"]
+
+
+@pytest.mark.parametrize(("spread", "chance"), [(0.1, True), (0.001, False)])
+def test_several_seeds_tell_chance_by_their_spread(spread, chance):
+    outcomes = [outcome("las", seed=seed, test=0.52 + spread * (seed - 1)) for seed in range(3)]
+    outcomes += [outcome("transformer", seed=seed, test=0.50 + spread * (seed - 1)) for seed in range(3)]
+    (line,) = verdict(outcomes)
+    assert "by the spread over seeds" in line
+    assert ("it may be chance" in line) == chance
+
+
 def test_less_is_better_for_languages():
-    lines = list(
-        verdict([outcome(test=1.5, metric="bits_per_byte"), outcome("transformer", test=1.6, metric="bits_per_byte")])
-    )
-    assert lines[0].startswith("las is ahead of transformer, 1.500 to 1.600")
+    both = [outcome(name, test=test, metric="bits_per_byte") for name, test in (("las", 1.5), ("transformer", 1.6))]
+    assert next(iter(verdict(both))).startswith("las is ahead of transformer, 1.500 to 1.600")
 
 
 def test_one_model_has_nobody_to_be_compared_with():
     assert not list(verdict([outcome(), outcome("transformer", error="it broke")]))
+
+
+def test_a_sweep_is_decided_by_validation_not_by_test():
+    good, lucky = outcome(lr=0.1, test=0.50), outcome(lr=0.2, test=0.58)
+    good.result["valid"], lucky.result["valid"] = 0.60, 0.55
+    assert list(choice([lucky, good])) == [
+        "best on validation: las training.lr=0.1, 60.0 %; on the test set it has 50.0 %"
+    ]
+
+
+def test_options_that_only_some_mixers_have_are_shown_too():
+    outcomes = [outcome(window=3), outcome(window=5), outcome("transformer")]
+    assert "mixer.window" in shown(outcomes)
+    assert "las mixer.window=" in next(iter(choice(outcomes)))
+
+
+def test_failed_seeds_are_not_counted():
+    assert "las (1 of 2 seeds)" in shown([outcome(seed=0), outcome(seed=1, error="it broke")])
+
+
+def test_the_table_of_three_models_fits_into_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(results_table([outcome(name) for name in ("transformer", "las", "las-chunk")]))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert "transformer" in text

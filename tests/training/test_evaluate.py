@@ -56,7 +56,7 @@ def test_some_samples_are_the_same_ones_each_time(listops):
 
 def test_the_command_gives_the_numbers_of_the_result(runs, compare):
     """A run whose best model is not its last."""
-    folder = runs.undisturbed("--lr", "0.3", "--steps", "18", "--keep", "1")
+    folder = runs.undisturbed("--lr", "3", "--steps", "18", "--keep", "1")
     result = compare.result(folder)
     assert result["best_step"] < result["steps"]
     assert result["test"] != result["test_last"]

@@ -56,7 +56,7 @@ def test_a_signal_saves_the_runs_on_ray_and_the_same_command_goes_on(runs):
     pytest.importorskip("ray")
     arguments = [
         "sweep", "atomic-cumsum", "--recipe", "smoke", "--task.length", "16", "--task.sizes", "56", "16", "16",
-        "--steps", "400", "--checkpoint-every", "1000", "--evaluate-every", "1000", "--threads", "1",
+        "--steps", "2000", "--checkpoint-every", "1000", "--evaluate-every", "1000", "--threads", "1",
         "--log-every", "1", "--grid", "lr=1e-3,3e-3", "--engine", "ray", "--runs", runs.folder / "runs",
     ]  # fmt: skip
     run = runs.command(runs.folder / "first", *arguments)
