@@ -109,6 +109,7 @@ def test_compare_stops_its_runs_which_are_saved_and_goes_on(runs, compare):
     assert again.code == 0, again.said
     for row, folder in zip(json.loads(out.read_text()), reversed(folders), strict=True):
         assert row["folder"] == str(folder)
-        whole = runs.undisturbed("--mixer", row["config"]["mixer"], "--steps", 200, "--evaluate-every", 1000)
+        flags = ["--steps", 2000, "--evaluate-every", 9999, "--checkpoint-every", 9999]
+        whole = runs.undisturbed("--mixer", row["config"]["mixer"], *flags)
         assert row["result"]["test"] == compare.result(whole)["test"]
         compare.same(folder, whole)
