@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
 from longlens.console import say
 from longlens.environment import environment
-from longlens.mixers.las import LaSAttention
+from longlens.models.heads import loss_sum
+from longlens.models.model import create_model
 from longlens.naming import nearest
-from longlens.tasks.base import Spec, Task, create_task
-from longlens.tasks.batches import Batch
+from longlens.tasks.base import Task, create_task
 from longlens.tasks.generate import GeneratedTask
 
 GENERATED = {
@@ -102,7 +100,8 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
     spec = task.spec
     room = LOGITS // spec.outputs if spec.head == "language" else TOKENS
     size = max(1, min(batch_size, min(room, TOKENS) // spec.max_length))
-    model = SmallModel(spec)
+    # Fast, so that loading shows beside it.
+    model = create_model(spec, "las-chunk", depth=2, width=64, heads=4)
     optimizer = torch.optim.AdamW(model.parameters())
     loading, training = [], []
     for epoch in range(rounds):
@@ -115,47 +114,13 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
                 break
             loaded = time.perf_counter()
             optimizer.zero_grad()
-            model.loss(batch).backward()
+            outputs = model(batch.inputs, batch.mask if batch.is_padded else None)
+            (loss_sum(spec, outputs, batch.targets) / batch.total).backward()
             optimizer.step()
             loading.append(loaded - start)
             training.append(time.perf_counter() - loaded)
     row = {"task": task.title, "batch": size, "length": spec.max_length}
     return row | {"load_ms": 1e3 * median(loading), "train_ms": 1e3 * median(training)}
-
-
-class SmallModel(nn.Module):
-    """Two blocks of LaS attention in chunks, width 64: fast, so that loading shows beside it."""
-
-    def __init__(self, spec: Spec, width: int = 64):
-        super().__init__()
-        self.spec = spec
-        self.embed = nn.Embedding(spec.size, width) if spec.inputs == "tokens" else nn.Linear(spec.size, width)
-        self.mixers = nn.ModuleList(LaSAttention(width, 4, chunk_size=128) for _ in range(2))
-        self.feedforwards = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            for _ in range(2)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.head = nn.Linear(width * (2 if spec.head == "match" else 1), spec.outputs)
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """(B, L) or (B, L, C) to (B, L, width)."""
-        x = self.embed(inputs)
-        for norm, mixer, feedforward in zip(self.norms, self.mixers, self.feedforwards, strict=True):
-            x = x + mixer(norm(x), mask=mask)
-            x = x + feedforward(x)
-        return x
-
-    def loss(self, batch: Batch) -> Tensor:
-        pairs = self.spec.head == "match"
-        inputs, mask = (x.flatten(0, 1) if pairs else x for x in (batch.inputs, batch.mask))
-        x = self(inputs, mask)
-        if self.spec.head == "language":
-            return F.cross_entropy(self.head(x).flatten(0, 1), batch.targets.flatten())
-        if self.spec.positions is not None:
-            return F.mse_loss(self.head(x[:, -self.spec.positions :]).squeeze(-1), batch.targets)
-        pooled = (x * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        return F.cross_entropy(self.head(pooled.unflatten(0, (-1, 2)).flatten(1) if pairs else pooled), batch.targets)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
