@@ -19,7 +19,6 @@ from longlens.console import make_console, say
 from longlens.naming import nearest
 
 Device = Literal["cpu", "cuda"]
-Engine = Literal["local", "ray"]
 Command = Callable[..., None]
 
 
@@ -277,29 +276,20 @@ def _train(task: str, arguments: list[str]) -> Command:
 
 
 def _compare(task: str, arguments: list[str]) -> Command:
-    from longlens.flags import Flags
+    from longlens.flags import Flags, Many
 
     flags = Flags(task, arguments, several=True)
 
     def compare(
         values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+        many: Annotated[Many, tyro.conf.arg(name="")] = Many(),  # noqa: B008 (it does not change)
         mixers: tuple[str, ...] = tuple(flags.mixers),
-        seeds: tuple[int, ...] = (),
         recipe: str = flags.recipe_name,
-        engine: Engine = "local",
-        jobs: int = 1,
-        address: str | None = None,
-        out: Path | None = None,
     ) -> None:
         """
         Args:
             mixers: the layers ('longlens list mixers' has all).
-            seeds: one run of each mixer for each seed; by default the one of --seed.
             recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
-            engine: processes on this machine, or a Ray cluster.
-            jobs: runs at a time on this machine.
-            address: of the Ray cluster; by default one is started on this machine.
-            out: also write the results to this JSON file.
         """
         from longlens.training.commands import compare_mixers
 
@@ -307,51 +297,37 @@ def _compare(task: str, arguments: list[str]) -> Command:
         configs = [
             flags.config(mixer, changes | {"training.seed": seed}, shared=True)
             for mixer in flags.mixers
-            for seed in seeds or (values.training.seed,)
+            for seed in many.seeds or (values.training.seed,)
         ]
-        compare_mixers(
-            configs, flags.runtime_of(values), engine=engine, jobs=jobs, address=address, out=out,
-            console=make_console(),
-        )  # fmt: skip
+        compare_mixers(configs, flags.runtime_of(values), many, make_console())
 
     compare.__doc__ = f"Train several mixers on {task} at the same budget, and show who is ahead.\n{compare.__doc__}"
     return compare
 
 
 def _sweep(task: str, arguments: list[str]) -> Command:
-    from longlens.flags import Flags
+    from longlens.flags import Flags, Many
 
     flags = Flags(task, arguments)
 
     def sweep(
         values: Annotated[flags.type(), tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+        many: Annotated[Many, tyro.conf.arg(name="")] = Many(),  # noqa: B008 (it does not change)
         grid: tuple[str, ...] = (),
-        seeds: tuple[int, ...] = (),
         mixer: Annotated[str, tyro.conf.arg(name="mixer")] = flags.mixers[0],
         recipe: str = flags.recipe_name,
-        engine: Engine = "local",
-        jobs: int = 1,
-        address: str | None = None,
-        out: Path | None = None,
     ) -> None:
         """
         Args:
             grid: fields and their values, all combinations of which are run: lr=1e-3,3e-4 mixer.window=3,5
                 mixer=las,transformer.
-            seeds: one run of each combination for each seed; by default the one of --seed.
             mixer: the layer; its options are the flags --mixer.…
             recipe: smoke, mini or paper, or a TOML file of your own: the defaults of all other flags.
-            engine: processes on this machine, or a Ray cluster.
-            jobs: runs at a time on this machine.
-            address: of the Ray cluster; by default one is started on this machine.
-            out: also write the results to this JSON file.
         """
         from longlens.training.commands import sweep_grid
 
-        sweep_grid(
-            flags, flags.changes(values), grid, seeds or (values.training.seed,), flags.runtime_of(values),
-            engine=engine, jobs=jobs, address=address, out=out, console=make_console(),
-        )  # fmt: skip
+        seeds = many.seeds or (values.training.seed,)
+        sweep_grid(flags, flags.changes(values), grid, seeds, flags.runtime_of(values), many, make_console())
 
     sweep.__doc__ = f"Run a grid over any fields and seeds on {task}.\n{sweep.__doc__}"
     return sweep

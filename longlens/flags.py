@@ -2,19 +2,39 @@
 shows each field with the value of the recipe. What was changed goes through the same checks as a recipe."""
 
 import argparse
-from dataclasses import asdict, field, fields, make_dataclass
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
 from longlens.mixers.base import mixer_class
 from longlens.models.config import ModelConfig, Strict
-from longlens.options import required_options
+from longlens.options import option_names, required_options
 from longlens.tasks.base import create_task, task_class
 from longlens.training.config import Config, Recipe, TrainingConfig, load_recipe, recipe_mixer, resolve
 from longlens.training.runtime import Runtime
 
 RECIPE, MIXER, MIXERS = "mini", "las", ("transformer", "las", "las-chunk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many:
+    """Several runs.
+
+    Args:
+        seeds: one run of each for each seed; by default the one of --seed.
+        engine: processes on this machine, or a Ray cluster.
+        jobs: runs at a time on this machine.
+        address: of the Ray cluster; by default one is started on this machine.
+        out: also write the results to this JSON file.
+    """
+
+    seeds: tuple[int, ...] = ()
+    engine: Literal["local", "ray"] = "local"
+    jobs: int = 1
+    address: str | None = None
+    out: Path | None = None
 
 
 class Flags:
@@ -63,7 +83,7 @@ class Flags:
     def config(self, mixer: str, changes: dict[str, Any], *, shared: bool = False) -> Config:
         """The config of a run. If the changes are shared by several mixers, options of others are left out."""
         if shared:
-            known = {f"mixer.{option.name}" for option in fields(mixer_class(mixer))}
+            known = {f"mixer.{option}" for option in option_names(mixer_class(mixer))}
             changes = {name: v for name, v in changes.items() if not name.startswith("mixer.") or name in known}
         return resolve(self.recipe_name, self.task, mixer, changes)
 
@@ -74,8 +94,8 @@ class Flags:
         """The options of all mixers, of which None are given."""
         options: dict[str, Any] = {}
         for mixer in self.mixers:
-            hints = tyro_hints(mixer_class(mixer))
-            options |= {name: hint for name, hint in hints.items() if name not in options}
+            hints = get_type_hints(mixer_class(mixer))
+            options |= {name: hints[name] for name in option_names(mixer_class(mixer)) if name not in options}
         note = tyro.conf.arg(help="of the mixers that have it; by default as the recipe says.")
         made = [(name, Annotated[hint | None, note], field(default=None)) for name, hint in options.items()]
         return make_dataclass("Mixer", made, kw_only=True, frozen=True)()
@@ -105,13 +125,6 @@ def without_checks_class(chosen: type) -> Any:
 
 def without_checks(instance: Any) -> Any:
     return without_checks_class(type(instance))(**asdict(instance))
-
-
-def tyro_hints(chosen: type) -> dict[str, Any]:
-    from typing import get_type_hints
-
-    hints = get_type_hints(chosen)
-    return {option.name: hints[option.name] for option in fields(chosen)}
 
 
 def plain(chosen: type[Strict], values: Strict) -> Any:

@@ -6,13 +6,14 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from longlens.console import say
+from longlens.flags import Flags, Many
 from longlens.mixers.base import mixer_class
 from longlens.models.model import Model
 from longlens.naming import nearest
@@ -25,12 +26,9 @@ from longlens.training.config import Config
 from longlens.training.distributed import join_processes
 from longlens.training.evaluate import evaluate, sees_ahead
 from longlens.training.loop import train
-from longlens.training.many import Engine, Outcome, run_many
+from longlens.training.many import Outcome, run_many
 from longlens.training.run import RunError, RunFolder, check_fingerprint, read_config, read_result, run_folder
 from longlens.training.runtime import Runtime
-
-if TYPE_CHECKING:
-    from longlens.flags import Flags
 
 
 def train_one(config: Config, runtime: Runtime, console: Console) -> None:
@@ -44,15 +42,7 @@ def train_one(config: Config, runtime: Runtime, console: Console) -> None:
 
 
 def compare_mixers(
-    configs: list[Config],
-    runtime: Runtime,
-    *,
-    engine: Engine,
-    jobs: int,
-    address: str | None,
-    out: Path | None,
-    console: Console,
-    choose: bool = False,
+    configs: list[Config], runtime: Runtime, many: Many, console: Console, *, choose: bool = False
 ) -> list[Outcome]:
     """Run all, show the table and who is ahead; end with code 1 if a run failed.
 
@@ -60,12 +50,13 @@ def compare_mixers(
     """
     if not configs:
         raise ValueError("there is nothing to run: name at least one mixer and one seed")
+    out = many.out
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
     for config in configs:
         with torch.device("meta"):  # a layer that cannot be is refused before anything runs
             config.create_mixer().build(config.model.width)
-    outcomes = run_many(configs, runtime, engine=engine, jobs=jobs, address=address)
+    outcomes = run_many(configs, runtime, engine=many.engine, jobs=many.jobs, address=many.address)
     console.print(results_table(outcomes))
     for outcome in outcomes:
         if outcome.error is not None:
@@ -92,12 +83,13 @@ def compare_mixers(
 
 
 def sweep_grid(
-    flags: "Flags",
+    flags: Flags,
     changes: dict[str, Any],
     grid: tuple[str, ...],
     seeds: tuple[int, ...],
     runtime: Runtime,
-    **options: Any,
+    many: Many,
+    console: Console,
 ) -> None:
     """All combinations of the grid and the seeds."""
     axes = dict(_axis(entry) for entry in grid)
@@ -118,7 +110,7 @@ def sweep_grid(
             configs.append(
                 flags.config(str(mixer), changes | cell | {"training.seed": seed}, shared="mixer" in axes)
             )  # fmt: skip
-    compare_mixers(configs, runtime, choose=True, **options)
+    compare_mixers(configs, runtime, many, console, choose=True)
 
 
 def _axis(entry: str) -> tuple[str, list[Any]]:
