@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+
+from longlens.ops.exponentials import (
+    log_uniform_,
+    step_exponentials,
+    sum_of_exponentials,
+    sum_of_exponentials_reference,
+)
+
+KINDS = {"real": torch.float64, "complex": torch.complex128}
+LENGTHS = (1, 2, 3, 23, 64, 101)
+
+
+def modes(weights="complex", rates="complex", channels=6, groups=6, size=5):
+    """Random weights and decaying rates, as leaves."""
+    w = torch.randn(channels, size, dtype=KINDS[weights])
+    r = torch.randn(groups, size, dtype=KINDS[rates])
+    r = torch.complex(-r.real.abs() / 5, 4 * r.imag) if r.is_complex() else -r.abs() / 5
+    return w.requires_grad_(), r.requires_grad_()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("groups", [6, 3, 1])
+@pytest.mark.parametrize("rates", KINDS)
+@pytest.mark.parametrize("weights", KINDS)
+def test_it_is_the_sum_with_its_gradients(weights, rates, groups, length):
+    leaves = modes(weights, rates, groups=groups)
+    upstream = torch.randn(6, length, dtype=torch.float64)
+    results = []
+    for function in (sum_of_exponentials, sum_of_exponentials_reference):
+        kernel = function(*leaves, length)
+        assert kernel.dtype == torch.float64
+        results.append((kernel, *torch.autograd.grad(kernel, leaves, upstream)))
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-11, atol=1e-11)
+
+
+def test_a_case_by_hand():
+    weights = torch.tensor([[2.0, 1.0j]], dtype=torch.complex128)
+    rates = torch.tensor([[-math.log(2), 0.5j * math.pi]], dtype=torch.complex128)  # 2·½^l and Re(i·i^l)
+    expected = torch.tensor([[2.0, 1 - 1, 0.5, 0.25 + 1, 0.125]], dtype=torch.float64)
+    torch.testing.assert_close(sum_of_exponentials(weights, rates, 5), expected)
+
+
+def test_what_vanishes_at_once_has_a_gradient():
+    weights, rates = torch.ones(1, 1).requires_grad_(), torch.full((1, 1), -torch.inf).requires_grad_()
+    kernel = sum_of_exponentials(weights, rates, 9)
+    assert kernel.tolist() == [[1.0] + [0.0] * 8]
+    kernel.sum().backward()
+    assert weights.grad == 1
+    assert rates.grad == 0
+
+
+def test_it_takes_any_strides():
+    weights, rates = modes()
+    expected = sum_of_exponentials(weights, rates, 11)
+    strided = [x.detach().conj_physical().T.contiguous().T.conj() for x in (weights, rates)]
+    torch.testing.assert_close(sum_of_exponentials(*strided, 11), expected.detach())
+    (of_sum,) = torch.autograd.grad(expected.sum(), rates, retain_graph=True)  # from a gradient without strides
+    (of_ones,) = torch.autograd.grad(expected, rates, torch.ones(6, 11, dtype=torch.float64))
+    torch.testing.assert_close(of_sum, of_ones)
+
+
+def test_large_angles_keep_their_digits_in_float32():
+    """exp(λ·l) of a rounded λ·l would lose three more of them."""
+    weights, rates = (x.detach() for x in modes())
+    rates = torch.complex(rates.real / 1e4, rates.imag).to(torch.complex64)
+    weights = weights.to(torch.complex64)
+    exact = sum_of_exponentials_reference(weights.to(torch.complex128), rates.to(torch.complex128), 10_000)
+    assert (sum_of_exponentials(weights, rates, 10_000) - exact).abs().max() < 1e-5
+
+
+def test_full_precision_under_autocast_and_for_half():
+    weights, rates = (x.detach() for x in modes("real", "real"))
+    weights, rates = weights.float().requires_grad_(), rates.float().requires_grad_()
+    expected = torch.autograd.grad(sum_of_exponentials(weights, rates, 50).square().sum(), rates)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = torch.autograd.grad(sum_of_exponentials(weights, rates, 50).square().sum(), rates)
+    assert torch.equal(*expected, *actual)
+    assert sum_of_exponentials(weights.bfloat16(), rates.bfloat16(), 50).dtype == torch.float32
+
+
+@pytest.mark.parametrize("groups", [6, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recurrence_is_the_convolution(kind, groups):
+    weights, rates = modes(kind, kind, groups=groups)
+    x = torch.randn(3, 23, 6, dtype=torch.float64)
+    state, kernel = None, sum_of_exponentials_reference(weights, rates, 23)
+    for t in range(23):
+        before = None if state is None else state.clone()
+        y, following = step_exponentials(weights, rates, x[:, t], state)
+        torch.testing.assert_close(y, torch.einsum("bjd,dj->bd", x[:, : t + 1], kernel[:, : t + 1].flip(1)))
+        assert before is None or torch.equal(state, before), "a step leaves the given state as it was"
+        state = following
+
+
+def test_step_sizes_are_between_the_two():
+    steps = log_uniform_(torch.empty(10_000), 0.001, 0.1).exp()
+    assert 0.001 <= steps.min() < 0.0011
+    assert 0.09 < steps.max() <= 0.1001
+    assert 0.009 < steps.median() < 0.011, "uniform on a logarithmic scale"
+
+
+def test_errors():
+    weights, rates = modes()
+    for bad in (rates[:, :4], rates[:4], rates[0]):
+        with pytest.raises(ValueError, match=r"weights must have the shape \(channels, N\) and rates \(groups, N\)"):
+            sum_of_exponentials(weights, bad, 5)
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        sum_of_exponentials(weights, rates, 0)
+    for low, high in ((0.0, 0.1), (0.2, 0.1), (-1.0, 1.0)):
+        with pytest.raises(ValueError, match=f"dt_min and dt_max must be positive and in order, got {low} and {high}"):
+            log_uniform_(torch.empty(3), low, high)
