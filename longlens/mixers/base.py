@@ -2,12 +2,18 @@
 
 A mixer is an ``nn.Module`` from (B, L, D) to (B, L, D), called as ``mixer(x, mask=mask)`` with a boolean (B, L) mask,
 True for tokens and False for padding, or None. Its options are the fields of a ``Config``, which builds it.
+
+Some mixers also have
+
+- ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
+- ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
+  (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps ahead.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from longlens.options import from_options, required_options
 from longlens.registry import Registry
@@ -21,11 +27,47 @@ _Class = TypeVar("_Class", bound=type)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a layer is made of: the columns of the LaS paper's Table 10, then what it costs.
+
+    Args:
+        decays: what is far has less weight, by structure or initialization.
+        regularized: its kernels are regularized explicitly.
+        special_init: it begins in a special way, as with a HiPPO matrix.
+        stable: it is proven stable, or built so.
+        gated: it multiplies its result with a function of the input.
+        complex: its parameters are complex numbers.
+        normalized: it normalizes in a way of its own.
+        recurrent: it needs a recurrence in training.
+        cost: time in terms of the length: L, L log L, L².
+        state: numbers that a step remembers, in terms of the width D, of options and of the length L; None if it has
+            no ``step``.
+    """
+
+    decays: bool = False
+    regularized: bool = False
+    special_init: bool = False
+    stable: bool = False
+    gated: bool = False
+    complex: bool = False
+    normalized: bool = False
+    recurrent: bool = False
+    cost: Literal["L", "L log L", "L²"]
+    state: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config(ABC):
-    """The options of a mixer. Its fields are its options, and the docstring describes them."""
+    """The options of a mixer. Its fields are its options, and the docstring describes them.
+
+    A mixer for one side or both has an option ``bidirectional``.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    traits: ClassVar[Traits | None] = None
+    # Why its parameters are not about as many as those of attention, for one that cannot help it.
+    size_note: ClassVar[str | None] = None
 
     @abstractmethod
     def build(
@@ -44,18 +86,39 @@ class Config(ABC):
 
     def looks_ahead(self) -> str | None:
         """How an output depends on later inputs, as an error says it; None for a causal layer."""
-        return None
+        return "it sees both sides: choose bidirectional=False" if getattr(self, "bidirectional", False) else None
 
 
 _REGISTRY: Registry[Config] = Registry(
     "mixer",
     {
-        "transformer": "longlens.mixers.las",
-        "l-attention": "longlens.mixers.las",
-        "s-attention": "longlens.mixers.las",
-        "las": "longlens.mixers.las",
-        "las-chunk": "longlens.mixers.las",
-        "las-bidirectional": "longlens.mixers.las",
+        name: f"longlens.mixers.{module}"
+        for module, names in {
+            "las": "transformer l-attention s-attention las las-chunk las-bidirectional",
+            "alibi": "alibi alibi-smooth",
+            "local": "local",
+            "linformer": "linformer",
+            "performer": "performer",
+            "reformer": "reformer",
+            "bigbird": "bigbird",
+            "luna": "luna",
+            "lssl": "lssl",
+            "s4": "s4 s4-bidirectional",
+            "s4d": "s4d",
+            "dss": "dss",
+            "dlr": "dlr",
+            "gss": "gss",
+            "h3": "h3",
+            "mega": "mega mega-chunk",
+            "s5": "s5",
+            "lru": "lru",
+            "sgconv": "sgconv",
+            "long_conv": "long-conv",
+            "tnn": "tnn",
+            "hyena": "hyena",
+            "lstm": "lstm",
+        }.items()
+        for name in names.split()
     },
 )
 

@@ -5,18 +5,19 @@
 Without decay it is S-attention, without smoothing L-attention, without both the attention of a Transformer.
 """
 
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from longlens.mixers.base import Config, register
+from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.common import MultiHead, check_inputs, check_step
 from longlens.ops.checks import AttentionOptions, check_chunk_size, check_share
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
-from longlens.ops.rotary import rotate
 from longlens.ops.smoothing import check_side, smooth_values
 
 
@@ -61,7 +62,114 @@ def _extend(past: Tensor | None, new: Tensor) -> Tensor:
     return new.contiguous() if past is None else torch.cat([past, new], dim=-2)
 
 
-class LaSAttention(nn.Module):
+class CachedAttention(MultiHead):
+    """Attention of smoothed values, whole or in chunks, that can also continue a sequence from a cache. A layer derives
+    from it and writes ``attention``: how positions enter the scores.
+
+    Args:
+        d_model: D, a multiple of ``heads``.
+        heads: H.
+        window: odd window P of the moving average over the weights. None turns smoothing off.
+        side: ``"past"``, or ``"centered"``, which looks (P - 1) / 2 steps ahead: for classification only.
+        chunk_size: attend within independent blocks of this length.
+        bidirectional: attend to both sides.
+        dropout: of the attention weights, in training.
+        bias, rotary: see ``MultiHead``.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        window: int | None = None,
+        side: str = "past",
+        chunk_size: int | None = None,
+        bidirectional: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rotary: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        is_window = isinstance(window, int) and not isinstance(window, bool) and window > 0 and window % 2 == 1
+        if window is not None and not is_window:
+            raise ValueError(f"window must be an odd number of at least 1, or None, got {window!r}")
+        check_side(side)
+        check_chunk_size(chunk_size)
+        check_share("dropout", dropout)
+        super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
+        self.window = window
+        self.side = side
+        self.chunk_size = chunk_size
+        self.bidirectional = bidirectional
+        self.dropout = dropout
+        self.reset_parameters()
+
+    @abstractmethod
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
+        """(B, H, Lq, d) and two of (B, H, Lk, d) -> (B, H, Lq, d), where the queries are the last Lq positions."""
+
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional and (self.side == "past" or self.window in (None, 1))
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
+        """Attend over ``x`` (B, L, D).
+
+        mask: (B, L) boolean, True for tokens, False for padding, which no token then attends to.
+        cache: what came before ``x``; the tokens of ``x`` are added to it. Feeding a sequence in any number of parts
+            gives the same as feeding it whole.
+        """
+        if cache is None:
+            return super().forward(x, mask=mask)
+        check_inputs(x, mask, self.d_model)
+        if not isinstance(cache, LaSCache):
+            raise TypeError(f"cache must be a LaSCache, got a {type(cache).__name__}")
+        if not self.causal:
+            raise ValueError("cache needs a causal layer: bidirectional=False and side='past'")
+        if mask is not None:
+            raise ValueError("cache does not take a mask: decode sequences of equal length together")
+        return self._continue(x, cache)
+
+    def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
+        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the same cache with
+        the token in it."""
+        check_step(x, self.d_model, causal=self.causal)
+        state = LaSCache() if state is None else state
+        return self(x.unsqueeze(1), cache=state).squeeze(1), state
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return self.attention(query, key, value, **self._options(mask))
+
+    def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
+        """Attend from new tokens to the cached ones and to each other; a new chunk forgets what came before."""
+        outputs = []
+        while x.shape[1] > 0 or not outputs:
+            room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
+            query, key, value = self._project(x[:, :room], start=cache.seen)
+            key, value = cache.append(key, value, self.window)
+            outputs.append(self._merge(self.attention(query, key, value, dropout_p=self._dropout_p())))
+            if self.chunk_size is not None and len(cache) == self.chunk_size:
+                cache.clear()
+            x = x[:, room:]
+        return torch.cat(outputs, dim=1)
+
+    def _options(self, mask: Tensor | None) -> AttentionOptions:
+        return {
+            "smoothing": self.window,
+            "side": self.side,
+            "chunk_size": self.chunk_size,
+            "is_causal": not self.bidirectional,
+            "attn_mask": None if mask is None else mask[:, None, None, :],
+            "dropout_p": self._dropout_p(),
+        }
+
+    def _dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+class LaSAttention(CachedAttention):
     """Multi-head self-attention whose scores decay with distance and whose weights are smoothed.
 
     (B, L, D) -> (B, L, D). It has the parameters of plain attention and no others: the decay rates follow from
@@ -98,117 +206,29 @@ class LaSAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         rates = decay_rates(num_heads, max_rate, schedule, device="cpu", dtype=torch.float32)
         if not isinstance(embed_dim, int) or embed_dim < 1 or embed_dim % num_heads != 0:
             raise ValueError(f"embed_dim must be a multiple of num_heads = {num_heads}, got {embed_dim!r}")
-        is_window = isinstance(window, int) and not isinstance(window, bool) and window > 0 and window % 2 == 1
-        if window is not None and not is_window:
-            raise ValueError(f"window must be an odd number of at least 1, or None, got {window!r}")
-        check_side(side)
-        check_chunk_size(chunk_size)
-        check_share("dropout", dropout)
-        if rotary and embed_dim // num_heads % 2:
-            raise ValueError(f"rotary positions need heads of even width, got {embed_dim} / {num_heads}")
+        super().__init__(
+            embed_dim, num_heads, window=window, side=side, chunk_size=chunk_size, bidirectional=bidirectional,
+            bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype,
+        )  # fmt: skip
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.max_rate = max_rate
-        self.window = window
-        self.side = side
-        self.chunk_size = chunk_size
-        self.bidirectional = bidirectional
         self.schedule = schedule
-        self.dropout = dropout
-        self.rotary = rotary
         # Plain numbers, not a buffer: nothing to broadcast, to cast to bfloat16, or to lose on the meta device.
         self.rates: tuple[float, ...] = tuple(rates.tolist())
-        self.in_proj = nn.Linear(embed_dim, 3 * embed_dim, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """As ``nn.MultiheadAttention``: Xavier-uniform projections of the input, biases 0."""
-        nn.init.xavier_uniform_(self.in_proj.weight)
-        self.out_proj.reset_parameters()
-        for projection in (self.in_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
-
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
-        """Attend over ``x`` (B, L, D).
-
-        mask: (B, L) boolean, True for tokens, False for padding, which no token then attends to.
-        cache: what came before ``x``; the tokens of ``x`` are added to it. Feeding a sequence in any number of parts
-            gives the same as feeding it whole.
-        """
-        self._check_input(x, mask, cache)
-        if cache is not None:
-            return self._continue(x, cache)
-        return self._merge(las_attention(*self._project(x), **self._options(mask)))
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
+        return las_attention(query, key, value, **(options | {"decay": self.rates}))
 
     def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The weights (B, H, L, L) that multiply the values, by the paper's formula: for pictures, not for speed."""
-        self._check_input(x, mask, None)
-        options = self._options(mask)
-        options["dropout_p"] = 0.0
+        check_inputs(x, mask, self.d_model)
+        options: AttentionOptions = self._options(mask) | {"decay": self.rates, "dropout_p": 0.0}
         _, weights = las_attention_reference(*self._project(x), return_weights=True, **options)
         return weights
-
-    def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
-        """Attend from new tokens to the cached ones and to each other; a new chunk forgets what came before."""
-        outputs = []
-        while x.shape[1] > 0 or not outputs:
-            room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
-            query, key, value = self._project(x[:, :room], start=cache.seen)
-            key, value = cache.append(key, value, self.window)
-            outputs.append(self._merge(las_attention(query, key, value, decay=self.rates, dropout_p=self._dropout_p())))
-            if self.chunk_size is not None and len(cache) == self.chunk_size:
-                cache.clear()
-            x = x[:, room:]
-        return torch.cat(outputs, dim=1)
-
-    def _options(self, mask: Tensor | None) -> AttentionOptions:
-        return {
-            "decay": self.rates,
-            "smoothing": self.window,
-            "side": self.side,
-            "chunk_size": self.chunk_size,
-            "is_causal": not self.bidirectional,
-            "attn_mask": None if mask is None else mask[:, None, None, :],
-            "dropout_p": self._dropout_p(),
-        }
-
-    def _dropout_p(self) -> float:
-        return self.dropout if self.training else 0.0
-
-    def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, L, D) -> three of (B, H, L, d)"""
-        parts = self.in_proj(x).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
-        if self.rotary:
-            query, key = rotate(query, start), rotate(key, start)
-        return query, key, value
-
-    def _merge(self, attended: Tensor) -> Tensor:
-        """(B, H, L, d) -> (B, L, D)"""
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
-
-    def _check_input(self, x: Tensor, mask: Tensor | None, cache: LaSCache | None) -> None:
-        for name, given, kind in (("x", x, Tensor), ("mask", mask, Tensor), ("cache", cache, LaSCache)):
-            if given is not None and not isinstance(given, kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, got a {type(given).__name__}")
-        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
-            raise ValueError(f"x must have the shape (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-            raise ValueError(
-                f"mask must be boolean with the shape (batch, length) = {tuple(x.shape[:2])}, True for tokens, "
-                f"got {mask.dtype} {tuple(mask.shape)}"
-            )
-        if cache is not None:
-            if self.bidirectional or (self.side == "centered" and self.window not in (None, 1)):
-                raise ValueError("cache needs a causal layer: bidirectional=False and side='past'")
-            if mask is not None:
-                raise ValueError("cache does not take a mask: decode sequences of equal length together")
 
     def extra_repr(self) -> str:
         return (
@@ -219,19 +239,30 @@ class LaSAttention(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Config):
+class Heads(Config):
     """Attention of several heads.
 
     Args:
         heads: number of heads.
         bias: of the two projections.
         attention_dropout: of the attention weights, in training.
-        rotary: turn queries and keys by their positions.
+        chunk_size: length of independent chunks; by default the whole sequence is one.
     """
 
     heads: int = 8
     bias: bool = True
     attention_dropout: float = 0.0
+    chunk_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Heads):
+    """Attention of several heads.
+
+    Args:
+        rotary: turn queries and keys by their positions.
+    """
+
     rotary: bool = False
 
     bidirectional: ClassVar[bool] = False
@@ -257,7 +288,7 @@ class Local(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Smooth(Attention):
+class Smooth(Heads):
     """Attention whose weights are smoothed along the sequence.
 
     Args:
@@ -278,22 +309,27 @@ class Smooth(Attention):
 @register("transformer")
 class Transformer(Attention):
     summary: ClassVar[str] = "plain causal attention"
+    traits: ClassVar[Traits] = Traits(stable=True, cost="L²", state="2·L·D")
 
 
 @register("l-attention")
 class LAttention(Local):
     summary: ClassVar[str] = "LaS without smoothing"
+    traits: ClassVar[Traits] = Traits(decays=True, stable=True, cost="L²", state="2·L·D")
 
 
 @register("s-attention")
-class SAttention(Smooth):
+@dataclass(frozen=True, kw_only=True)
+class SAttention(Smooth, Attention):
     summary: ClassVar[str] = "LaS without decay"
+    traits: ClassVar[Traits] = Traits(regularized=True, stable=True, cost="L²", state="2·L·D")
 
 
 @register("las")
 @dataclass(frozen=True, kw_only=True)
-class LaS(Local, Smooth):
+class LaS(Smooth, Local):
     summary: ClassVar[str] = "local and smooth attention"
+    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L²", state="2·L·D")
 
 
 @register("las-chunk")
@@ -308,11 +344,13 @@ class LaSChunk(LaS):
     chunk_size: int = 128
 
     summary: ClassVar[str] = "LaS in chunks: linear in L"
+    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L", state="2·chunk_size·D")
 
 
 @register("las-bidirectional")
 class LaSBidirectional(LaS):
     summary: ClassVar[str] = "LaS to both sides"
+    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L²")
     bidirectional: ClassVar[bool] = True
 
     def looks_ahead(self) -> str | None:

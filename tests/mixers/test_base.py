@@ -22,19 +22,16 @@ SPEC = Spec("tokens", 11, 40, "classify", 3, "accuracy")
 
 def small(name, **options):
     """Options that make a small layer on which each part of the formula shows, of those that a mixer has."""
-    options = {"heads": 4, "max_rate": 0.3, "chunk_size": 7} | options
+    chunks = {"chunk_size": 7} if name.endswith("-chunk") else {}
+    options = {"heads": 4, "max_rate": 0.3} | chunks | options
     return {option: value for option, value in options.items() if option in option_names(mixer_class(name))}
 
 
 def variants():
-    """Every mixer, with every side and window that it offers."""
+    """Every mixer that smooths, with every side and some windows."""
     for name in list_mixers():
-        known = option_names(mixer_class(name))
-        sides = ("past", "centered") if "side" in known else (None,)
-        windows = (1, 3, 5) if "window" in known else (None,)
-        for side in sides:
-            for window in windows:
-                yield name, side, window
+        if {"side", "window"} <= set(option_names(mixer_class(name))):
+            yield from ((name, side, window) for side in ("past", "centered") for window in (1, 3, 5))
 
 
 @pytest.fixture
@@ -124,13 +121,18 @@ FORMULAS = {
     "las": ({"max_rate": 0.3, "window": 3}, {"decay": RATES, "smoothing": 3}),
     "las-chunk": ({"max_rate": 0.3, "chunk_size": 7}, {"decay": RATES, "smoothing": 5, "chunk_size": 7}),
     "las-bidirectional": ({"max_rate": 0.3}, {"decay": RATES, "smoothing": 5, "is_causal": False}),
+    # Rows of Table 4: each variant in chunks.
+    "transformer": ({"chunk_size": 7}, {"chunk_size": 7}),
+    "l-attention in chunks": ({"max_rate": 0.3, "chunk_size": 7}, {"decay": RATES, "chunk_size": 7}),
+    "s-attention in chunks": ({"chunk_size": 7}, {"smoothing": 5, "chunk_size": 7}),
+    "las in chunks": ({"max_rate": 0.3, "chunk_size": 7}, {"decay": RATES, "smoothing": 5, "chunk_size": 7}),
 }
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_variants_of_las_are_the_formula_with_their_options(name):
     options, formula = FORMULAS[name]
-    layer = create_mixer(name, 16, heads=4, dtype=torch.float64, **options)
+    layer = create_mixer(name.removesuffix(" in chunks"), 16, heads=4, dtype=torch.float64, **options)
     # The rates of a layer are float32 numbers.
     formula = {
         key: torch.tensor(layer.rates, dtype=torch.float64) if key == "decay" else formula[key] for key in formula
@@ -149,6 +151,7 @@ def test_variants_of_las_are_the_formula_with_their_options(name):
         ("las", {"max_rate": 0.0}, "s-attention"),
         ("las-chunk", {"max_rate": 0.3, "chunk_size": 23}, "las"),
         ("las-chunk", {"max_rate": 0.3, "chunk_size": 7}, "las"),
+        ("las", {"max_rate": 0.3, "chunk_size": 7}, "las-chunk"),
         ("l-attention", {"max_rate": 0.3, "schedule": "literal"}, "l-attention"),
     ],
 )
@@ -158,7 +161,7 @@ def test_turning_a_part_off_gives_the_variant_without_it(name, options, same):
     other.load_state_dict(layer.state_dict())
     x = torch.randn(2, 23, 16, dtype=torch.float64)
     difference = (layer(x) - other(x)).abs().max()
-    if options.get("chunk_size") == 7 or "schedule" in options:
+    if (name, options.get("chunk_size")) == ("las-chunk", 7) or "schedule" in options:
         assert difference > 1e-4, "these options do change it"
     else:
         assert difference < 1e-12
@@ -181,8 +184,7 @@ def test_defaults_are_those_of_the_layer(name):
 
 @pytest.mark.parametrize(("name", "side", "window"), list(variants()))
 def test_looks_ahead_is_none_exactly_for_causal_layers(name, side, window):
-    options = {key: value for key, value in (("side", side), ("window", window)) if value is not None}
-    config = mixer_config(name, **small(name), **options)
+    config = mixer_config(name, **small(name), side=side, window=window)
     layer = config.build(16, max_length=40, dtype=torch.float64)
     x = torch.randn(1, 24, 16, dtype=torch.float64)
     before, leaks = layer(x), False
@@ -207,7 +209,12 @@ def test_looks_ahead_says_how_far_and_what_to_do():
         ("qqq", {}, "there is no mixer 'qqq'; it can be transformer, l-attention, s-attention, las"),
         ("las", {"windwo": 3}, "mixer 'las' has no option 'windwo'; did you mean 'window'"),
         ("transformer", {"window": 3}, "mixer 'transformer' has no option 'window'; it can be heads, bias"),
-        ("las", {"chunk_size": 3}, "mixer 'las' has no option 'chunk_size'"),
+        (
+            "las-chunk",
+            {"chunk_size": None},
+            "chunk_size is None, which is not possible: input should be a valid integer",
+        ),
+        ("las", {"heads": 4, "chunk_size": 0}, "chunk_size must be at least 1 or None, got 0"),
         ("las", {"heads": "many"}, "heads is 'many', which is not possible: input should be a valid integer"),
         ("las", {"heads": 2.5}, "heads is 2.5, which is not possible: input should be a valid integer"),
         ("las", {"heads": True}, "heads is True, which is not possible: input should be a valid integer"),

@@ -15,6 +15,8 @@ VARIANTS = {
     "s-attention": {"max_rate": 0.0},
     "steep": {"max_rate": 40.0},
     "literal": {"schedule": "literal"},
+    "rotary": {"rotary": True},
+    "rotary chunks": {"rotary": True, "chunk_size": 7},
 }
 
 
@@ -30,6 +32,33 @@ def test_step_by_step_equals_the_whole_sequence(name):
         cache = LaSCache()
         parts = [layer(part, cache=cache) for part in x.split(sizes, dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_steps_fill_the_cache_of_decoding(name):
+    """A step is a part of one token, and other parts may follow it."""
+    layer, x = LaSAttention(16, 4, dtype=torch.float64, **VARIANTS[name]), sequence()
+    state, outputs = None, []
+    for t in range(9):
+        output, state = layer.step(x[:, t], state)
+        outputs.append(output)
+    assert isinstance(state, LaSCache)
+    assert state.seen == 9
+    outputs = torch.cat([torch.stack(outputs, dim=1), layer(x[:, 9:], cache=state)], dim=1)
+    torch.testing.assert_close(outputs, layer(x), rtol=0, atol=1e-12)
+
+
+def test_step_misuse_is_refused():
+    for options in ({"bidirectional": True}, {"side": "centered"}):
+        with pytest.raises(ValueError, match="step needs a causal layer"):
+            LaSAttention(16, 4, dtype=torch.float64, **options).step(sequence()[:, 0])
+    layer = LaSAttention(16, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"x must have the shape \(batch, 16\) in a step, got \(2, 23, 16\)"):
+        layer.step(sequence())
+    with pytest.raises(TypeError, match="cache must be a LaSCache, got a tuple"):
+        layer.step(sequence()[:, 0], ())
+    centered = LaSAttention(16, 4, side="centered", window=1, dtype=torch.float64)
+    assert centered.step(sequence()[:, 0])[0].shape == (2, 16), "a window of 1 looks nowhere"
 
 
 def test_the_cache_of_chunks_is_bounded():
