@@ -1,0 +1,126 @@
+"""Local attention: the formula with a mask of blocks, its special cases, padding and steps."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import create_mixer, mixer_config
+from longlens.mixers.local import local_attention
+
+SIDES = pytest.mark.parametrize("is_causal", [False, True])
+
+
+def heads(length):
+    return [torch.randn(2, 3, length, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def allowed(length, block_size, neighbors=0, is_causal=False):
+    """(L, L): whose blocks are the same, or near each other, by the definition."""
+    matrix = torch.zeros(length, length, dtype=torch.bool)
+    for i in range(length):
+        for j in range(length):
+            matrix[i, j] = abs(i // block_size - j // block_size) <= neighbors and (j <= i or not is_causal)
+    return matrix
+
+
+@SIDES
+@pytest.mark.parametrize("neighbors", [0, 1, 2])
+@pytest.mark.parametrize(("length", "block_size"), [(23, 5), (20, 5), (1, 5), (5, 8), (23, 1)])
+def test_it_is_attention_with_a_mask_of_blocks(length, block_size, neighbors, is_causal):
+    inputs = heads(length)
+    actual = local_attention(*inputs, block_size, neighbors=neighbors, is_causal=is_causal)
+    mask = allowed(length, block_size, neighbors, is_causal)
+    expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+    grad = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(output, inputs, grad) for output in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@SIDES
+def test_a_block_that_covers_the_sequence_is_plain_attention(is_causal):
+    inputs = heads(23)
+    expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal)
+    for options in ({"block_size": 23}, {"block_size": 64}, {"block_size": 8, "neighbors": 2}):
+        actual = local_attention(*inputs, **options, is_causal=is_causal)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("neighbors", [0, 1])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_the_layer_is_its_projections_around_the_formula(neighbors, bidirectional, rotary):
+    options = {"block_size": 4, "neighbors": neighbors, "bidirectional": bidirectional, "rotary": rotary}
+    layer = create_mixer("local", 16, heads=4, dtype=torch.float64, **options)
+    x = torch.randn(2, 23, 16, dtype=torch.float64, requires_grad=True)
+    mask = allowed(23, 4, neighbors, not bidirectional)
+    attended = F.scaled_dot_product_attention(*layer._project(x), attn_mask=mask)
+    expected = F.linear(attended.transpose(1, 2).flatten(2), layer.out_proj.weight, layer.out_proj.bias)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+    grad = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(output, (x, *layer.parameters()), grad) for output in (layer(x), expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("neighbors", [0, 1])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padding_changes_nothing(neighbors, bidirectional):
+    options = {"block_size": 4, "neighbors": neighbors, "bidirectional": bidirectional}
+    layer = create_mixer("local", 16, **options, dtype=torch.float64)
+    lengths = (23, 9, 1, 0)
+    x = torch.randn(4, 23, 16, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(23) < torch.tensor(lengths)[:, None]
+    together = layer(torch.where(mask[..., None], x, 1e3), mask=mask)
+    for row, length in enumerate(lengths):
+        alone = layer(x[row : row + 1, :length])[0]
+        torch.testing.assert_close(together[row, :length], alone, rtol=0, atol=1e-12)
+    gradients = torch.autograd.grad(together.square().sum(), (x, *layer.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("neighbors", [0, 1, 2])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_step_by_step_equals_the_whole_sequence_and_forgets(neighbors, rotary):
+    options = {"block_size": 4, "neighbors": neighbors, "bidirectional": False, "rotary": rotary}
+    layer = create_mixer("local", 16, heads=4, dtype=torch.float64, **options)
+    x, state, outputs = torch.randn(2, 23, 16, dtype=torch.float64), None, []
+    for t in range(23):
+        output, state = layer.step(x[:, t], state)
+        outputs.append(output)
+        assert state.key.shape[-2] == min(t + 1, t % 4 + 1 + 4 * neighbors), "only the blocks in reach"
+    torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-12)
+
+
+def test_a_step_leaves_the_state_as_it_was():
+    layer = create_mixer("local", 16, block_size=4, bidirectional=False, dtype=torch.float64)
+    first, second = torch.randn(2, 2, 16, dtype=torch.float64)
+    _, state = layer.step(first)
+    once, twice = layer.step(second, state)[0], layer.step(second, state)[0]
+    assert torch.equal(once, twice)
+
+
+def test_only_the_causal_one_steps():
+    with pytest.raises(ValueError, match="step needs a causal layer"):
+        create_mixer("local", 16).step(torch.randn(2, 16))
+    assert mixer_config("local").looks_ahead() == "it sees both sides: choose bidirectional=False"
+    assert mixer_config("local", bidirectional=False).looks_ahead() is None
+
+
+def test_errors_name_what_is_allowed():
+    for options, message in (
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"neighbors": -1}, "neighbors must be at least 0, got -1"),
+        ({"heads": 3}, "d_model must be a multiple of heads, got d_model=16 and heads=3"),
+        ({"attention_dropout": -0.1}, "dropout must lie between 0 and 1, got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            create_mixer("local", 16, **options)
+
+
+@pytest.mark.parametrize("neighbors", [0, 1])
+def test_dropout_only_in_training(neighbors):
+    layer = create_mixer("local", 16, block_size=4, neighbors=neighbors, attention_dropout=0.5)
+    x = torch.randn(2, 23, 16)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
