@@ -1,0 +1,182 @@
+"""Luna (Ma et al. 2021, "Luna: Linear Unified Nested Attention"): two attentions by way of a short memory P (M, D).
+
+    pack      Y_P = Attention(P·W_pq, X·W_pc, X·W_pc)        (M, D): the memory attends to the sequence
+    unpack    Y_X = Attention(X·W_q, Y_P·W_c, Y_P·W_c)·W_o   (L, D): the sequence attends to the packed memory
+
+Both are softmax attentions of several heads, in O(L·M). Keys and values are the same, as in the official code.
+
+The causal form cannot divide by a softmax over the whole sequence. Each position packs a running mean instead, with
+weights ω ≥ 0 that no other position enters; for each head
+
+    ω_s = softplus(P·W_pq·(x_s·W_pc)ᵀ/√d)  (M)      C_t = 1/t·Σ_{s ≤ t} ω_s ⊗ x_s·W_c  (M, d)
+    y_t = softmax(x_t·W_q·C_tᵀ/√d)·C_t
+
+In the original, the packed memory is the next layer's P, and the first layer's alone is learned. A layer here maps
+(B, L, D) to (B, L, D), so each has a learned P of its own.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.common import check_inputs, check_step, hide_padding
+from longlens.ops.checks import check_share
+from longlens.ops.linear_attention import causal_product
+
+
+@dataclass(frozen=True)
+class LunaState:
+    """What a causal layer remembers of the tokens so far: Σ ω_s ⊗ x_s·W_c (B, H, M, d), and how many they were."""
+
+    sums: Tensor
+    seen: int
+
+
+class LunaAttention(nn.Module):
+    """Multi-head attention through a packed memory. (B, L, D) -> (B, L, D).
+
+    Args:
+        d_model: D, a multiple of ``heads``.
+        heads: H, of both attentions.
+        memory: M, the tokens of P.
+        activation: of the causal weights ω: ``"softplus"``, log₂(1 + 2ˣ), or ``"elu"``, elu(x) + 1; both are 1 at 0.
+        bidirectional: attend to both sides.
+        bias: of the five projections.
+        attention_dropout: of the weights of both attentions, in training.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        memory: int = 256,
+        activation: str = "softplus",
+        bidirectional: bool = True,
+        bias: bool = True,
+        attention_dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or d_model % heads:
+            raise ValueError(f"d_model must be a multiple of heads, got d_model={d_model} and heads={heads}")
+        if memory < 1:
+            raise ValueError(f"memory must be at least 1, got {memory}")
+        if activation not in ("softplus", "elu"):
+            raise ValueError(f"activation must be softplus or elu, got {activation!r}")
+        check_share("attention_dropout", attention_dropout)
+        self.d_model, self.heads, self.activation = d_model, heads, activation
+        self.bidirectional, self.dropout = bidirectional, attention_dropout
+        self.memory = nn.Parameter(torch.empty(memory, d_model, device=device, dtype=dtype))
+        self.pq_proj, self.pc_proj, self.q_proj, self.c_proj, self.out_proj = (
+            nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype) for _ in range(5)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the official code: Xavier-uniform, those that go into an attention with a gain of 1/√2; P as embeddings
+        of variance 1. All biases are 0."""
+        nn.init.normal_(self.memory)
+        for projection in (self.pq_proj, self.pc_proj, self.q_proj, self.c_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1.0 if projection is self.out_proj else math.sqrt(0.5))
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
+        check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
+        attended = self._both_sides(x, mask) if self.bidirectional else self._causal(x, mask)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _both_sides(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        context = self._split(self.pc_proj(x))  # (B, H, L, d)
+        questions = self._questions().expand(x.shape[0], -1, -1, -1)
+        if mask is not None:  # a row without tokens packs its padding, which is 0
+            mask = (mask | ~mask.any(dim=1, keepdim=True))[:, None, None, :]
+        packed = F.scaled_dot_product_attention(questions, context, context, attn_mask=mask, dropout_p=dropout)
+        packed = self._split(self.c_proj(packed.transpose(1, 2).flatten(2)))  # (B, H, M, d)
+        return F.scaled_dot_product_attention(self._split(self.q_proj(x)), packed, packed, dropout_p=dropout)
+
+    def _causal(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The running mean C_t never exists: only its products with x_t·W_q, and of the softmax with it."""
+        weights = self._pack_weights(x)  # (B, H, L, M)
+        if mask is None:
+            count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        else:
+            weights = weights * mask[:, None, :, None]
+            count = mask.cumsum(1).clamp_min(1)[:, None, :, None]
+        query, context = (self._split(projection(x)) for projection in (self.q_proj, self.c_proj))
+        scores = causal_product(query * query.shape[-1] ** -0.5 / count, context, weights)
+        attention = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        return (causal_product(attention, weights, context) / count).to(query.dtype)
+
+    def step(self, x: Tensor, state: LunaState | None = None) -> tuple[Tensor, LunaState]:
+        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
+        Step by step, the outputs are those of ``forward``."""
+        check_step(x, self.d_model, causal=not self.bidirectional)
+        x = x.unsqueeze(1)
+        query, context = (self._split(projection(x)) for projection in (self.q_proj, self.c_proj))  # (B, H, 1, d)
+        sums, seen = (self._pack_weights(x).mT * context).to(torch.promote_types(x.dtype, torch.float32)), 1
+        if state is not None:
+            sums, seen = state.sums + sums, state.seen + 1
+        packed = (sums / seen).to(query.dtype)  # (B, H, M, d)
+        attended = F.scaled_dot_product_attention(query, packed, packed)
+        return self.out_proj(attended.flatten(1)), LunaState(sums, seen)
+
+    def _pack_weights(self, x: Tensor) -> Tensor:
+        """ω: (B, L, D) -> (B, H, L, M)"""
+        scores = self._split(self.pc_proj(x)) @ (self._questions() * (self.d_model // self.heads) ** -0.5).mT
+        weights = F.softplus(scores, beta=math.log(2.0)) if self.activation == "softplus" else F.elu(scores) + 1.0
+        return F.dropout(weights, self.dropout, self.training)
+
+    def _questions(self) -> Tensor:
+        """What the memory asks for, (1, H, M, d)"""
+        return self._split(self.pq_proj(self.memory).unsqueeze(0))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, L, D) -> (B, H, L, d)"""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.d_model}, heads={self.heads}, memory={len(self.memory)}, activation={self.activation!r}, "
+            f"bidirectional={self.bidirectional}, dropout={self.dropout}"
+        )
+
+
+@register("luna")
+@dataclass(frozen=True, kw_only=True)
+class Luna(Config):
+    """Attention by way of a short memory. The defaults are those of Luna-256 and of the official code, XuezheMax's
+    fairseq-apollo.
+
+    Args:
+        heads: number of heads.
+        memory: tokens of the memory.
+        activation: of the weights with which the causal form packs, softplus or elu + 1.
+        bidirectional: attend to both sides.
+        bias: of the projections.
+        attention_dropout: of the weights of both attentions, in training.
+    """
+
+    heads: int = 8
+    memory: int = 256
+    activation: Literal["softplus", "elu"] = "softplus"
+    bidirectional: bool = True
+    bias: bool = True
+    attention_dropout: float = 0.0
+
+    summary: ClassVar[str] = "attention through a packed memory"
+    traits: ClassVar[Traits] = Traits(cost="L", state="memory·D")
+    size_note: ClassVar[str] = "each layer learns its 256 memory tokens, and has five projections instead of four"
+
+    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LunaAttention:
+        return LunaAttention(d_model, **asdict(self), device=device, dtype=dtype)

@@ -1,0 +1,173 @@
+"""Attention in linear time: sums over the keys that all queries share.
+
+    y_t = Σ_s (q_t·k_s)·v_s = q_t·S,   S = Σ_s k_s ⊗ v_s,   over all positions s, or with a running sum over s ≤ t
+
+``causal_product`` is the running sum, ``kernel_attention`` divides by the sum of the weights. Its positive weights come
+as logarithms, so that no query or key is too large for it, and no stabilizer looks at what a query must not see.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longlens.ops.scan import linear_scan
+
+CHUNK = 64  # within a chunk all pairs, 64·L products; between chunks L / 64 states
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def in_float32(function: Callable[_Arguments, Tensor]) -> Callable[_Arguments, Tensor]:
+    """For a function that sums over whole sequences: autocast is off, half precision becomes float32."""
+
+    @functools.wraps(function)
+    def exact(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Tensor:
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return exact(*args, **kwargs)
+        half = (torch.float16, torch.bfloat16)
+        return function(*(x.float() if isinstance(x, Tensor) and x.dtype in half else x for x in args), **kwargs)  # pyright: ignore[reportCallIssue]
+
+    return exact
+
+
+@in_float32
+def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
+    """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, for query and key (..., L, F) and value (..., L, E) -> (..., L, E).
+
+    log_scale: (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the largest scale so far,
+        Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. It takes no gradient.
+    """
+    length = query.shape[-2]
+    if length == 0:
+        return value.clone()
+    chunk = min(CHUNK, length)
+    q, k, v = (_chunks(x, chunk) for x in (query, key, value))  # (..., n, C, ·)
+    pairs = q @ k.mT  # (..., n, C, C)
+    if log_scale is None:
+        states = _before((k.mT @ v).cumsum(-3))  # (..., n, F, E): what all earlier chunks add up to
+        return _join((pairs.tril() @ v).add_(q @ states), length)
+    within, leaving, arriving, kept = _weights(log_scale.detach(), chunk)
+    sums = (k * leaving).mT @ v
+    states = linear_scan(_flat(kept.expand_as(sums)), _flat(sums)).view_as(sums)
+    return _join(((pairs * within) @ v).add_((q * arriving) @ _before(states)), length)
+
+
+def causal_product_reference(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
+    """The same by its definition, with an L×L matrix."""
+    weights = (query @ key.mT).tril()
+    if log_scale is not None:
+        scale = log_scale.unsqueeze(-2) - log_scale.cummax(-1).values.unsqueeze(-1)
+        weights = weights * scale.clamp_max(0.0).exp()  # the scales of s ≤ t are all at most 0
+    return weights @ value
+
+
+def causal_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_scale: Tensor | None = None,
+    state: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One position of ``causal_product``: (..., F), (..., F), (..., E), (...) -> (..., E) and the next state, which is
+    the sum so far and its log scale, None at the start."""
+    new = key.unsqueeze(-1) * value.unsqueeze(-2)
+    scale = torch.zeros_like(key[..., 0]) if log_scale is None else log_scale
+    if state is not None:
+        before, largest = state
+        old, largest = largest, torch.maximum(largest, scale)
+        new = before * (old - largest).exp()[..., None, None] + new * (scale - largest).exp()[..., None, None]
+        scale = largest
+    return (query.unsqueeze(-1) * new).sum(-2), (new, scale)
+
+
+@in_float32
+def kernel_attention(
+    log_query: Tensor, log_key: Tensor, value: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
+) -> Tensor:
+    """Attention whose weights, before they are divided by their sum, are w_ts = Σ_f exp(log_query_tf + log_key_sf).
+
+    log_query and log_key: (B, H, L, F), the logarithms of positive features.
+    value: (B, H, L, E).
+    mask: (B, L) boolean, True for the keys that count; if none counts, all do.
+    """
+    if value.shape[-2] == 0:
+        return value.clone()
+    log_key = _hide(log_key, mask)
+    if is_causal:
+        query, key, scale = scaled_features(log_query, log_key)
+        sums = causal_product(query, key, F.pad(value, (0, 1), value=1.0), scale)
+        return sums[..., :-1] / sums[..., -1:]
+    # Each feature has a total over the keys and a mean of their values; a query chooses among features.
+    largest = log_key.detach().amax(-2, keepdim=True)  # (B, H, 1, F)
+    sums = (log_key - largest).exp_().mT @ F.pad(value, (0, 1), value=1.0)  # (B, H, F, E + 1)
+    total, mean = sums[..., -1:], sums[..., :-1] / sums[..., -1:]  # the total is at least 1
+    return torch.softmax(log_query + (largest + total.log().mT), dim=-1) @ mean
+
+
+def kernel_attention_reference(
+    log_query: Tensor, log_key: Tensor, value: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
+) -> Tensor:
+    """The same by its definition, with an L×L matrix."""
+    log_weights = torch.logsumexp(log_query.unsqueeze(-2) + _hide(log_key, mask).unsqueeze(-3), dim=-1)  # (B, H, L, L)
+    if is_causal:
+        log_weights = log_weights.masked_fill(torch.ones_like(log_weights, dtype=torch.bool).triu(1), -torch.inf)
+    return log_weights.softmax(-1) @ value
+
+
+def scaled_features(log_query: Tensor, log_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For a running sum: features of at most 1, each query's and each key's divided by their largest, and the
+    logarithm of that of the keys. That of the queries is in numerator and denominator."""
+    scale = log_key.detach().amax(-1, keepdim=True)
+    # A query may be large only where a key underflows: what is added is nothing, except that their product is not 0.
+    key = (log_key - scale).exp() + torch.finfo(log_key.dtype).tiny ** 0.5
+    return (log_query - log_query.detach().amax(-1, keepdim=True)).exp(), key, scale.squeeze(-1)
+
+
+def _hide(log_key: Tensor, mask: Tensor | None) -> Tensor:
+    """Keys that do not count get features so small that they vanish beside any other: finite ones, unlike -inf, give
+    no NaN where there are no others."""
+    if mask is None:
+        return log_key
+    return log_key.masked_fill(~mask[:, None, :, None], torch.finfo(log_key.dtype).min / 4)
+
+
+def _weights(log_scale: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The factors, of at most 1, from the scale of a key or a state to that of a query or a later state."""
+    largest = log_scale.cummax(-1).values
+    own, so_far = (  # (..., n, C), after the end as at the end
+        torch.cat([x, x[..., -1:].expand(*x.shape[:-1], -x.shape[-1] % chunk)], dim=-1).unflatten(-1, (-1, chunk))
+        for x in (log_scale, largest)
+    )
+    last = so_far[..., -1:]  # (..., n, 1): the scale of a chunk's state
+    before = torch.cat([torch.full_like(last[..., :1, :], -torch.inf), last[..., :-1, :]], dim=-2)
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=log_scale.device).triu(1)
+    within = (own.unsqueeze(-2) - so_far.unsqueeze(-1)).masked_fill_(future, -torch.inf).exp_()  # (..., n, C, C)
+    leaving, arriving = (own - last).exp().unsqueeze(-1), (before - so_far).exp().unsqueeze(-1)  # (..., n, C, 1)
+    return within, leaving, arriving, (before - last).exp().unsqueeze(-1)
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """(..., L, d) -> (..., n, C, d), with zeros after the end."""
+    rest = -x.shape[-2] % chunk
+    return (F.pad(x, (0, 0, 0, rest)) if rest else x).unflatten(-2, (-1, chunk))
+
+
+def _join(chunks: Tensor, length: int) -> Tensor:
+    """(..., n, C, d) -> (..., L, d)"""
+    return chunks.flatten(-3, -2)[..., :length, :]
+
+
+def _before(states: Tensor) -> Tensor:
+    """(..., n, F, E): for each chunk the state after the one before it, 0 for the first."""
+    return torch.cat([torch.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]], dim=-3)
+
+
+def _flat(states: Tensor) -> Tensor:
+    """(..., n, F, E) -> (B, n, F·E), as a scan wants them."""
+    return states.flatten(-2).flatten(0, -3)

@@ -1,0 +1,193 @@
+"""Luna against its two attentions written out, and its causal form against a loop over the tokens."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import create_mixer
+from longlens.mixers.luna import LunaAttention
+from longlens.ops import linear_attention
+
+WIDTH, HEADS, MEMORY = 12, 3, 5
+
+
+def layer_of(**options):
+    layer = LunaAttention(WIDTH, HEADS, memory=MEMORY, dtype=torch.float64, **options)
+    for parameter in layer.parameters():  # biases that are not 0
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def split(x):
+    return x.unflatten(-1, (HEADS, -1)).transpose(-3, -2)
+
+
+def merge(x):
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def attend(query, context, allowed=None):
+    """Softmax attention of several heads whose keys are also its values."""
+    scores = split(query) @ split(context).mT / math.sqrt(WIDTH // HEADS)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed[:, None, None, :], -torch.inf)
+    return merge(scores.softmax(-1) @ split(context))
+
+
+def two_attentions(layer, x, mask=None):
+    packed = attend(layer.pq_proj(layer.memory), layer.pc_proj(x), mask)
+    return layer.out_proj(attend(layer.q_proj(x), layer.c_proj(packed)))
+
+
+def token_by_token(layer, x, mask=None):
+    """C_t as it is defined, for one sequence, head and token after the other."""
+    outputs, scale = [], math.sqrt(WIDTH // HEADS)
+    questions = split(layer.pq_proj(layer.memory))  # (H, M, d)
+    mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    for sequence, tokens in zip(x, mask, strict=True):
+        keys, queries, contexts = (split(p(sequence)) for p in (layer.pc_proj, layer.q_proj, layer.c_proj))  # (H, L, d)
+        for t in range(len(sequence)):
+            heads = []
+            for head in range(HEADS):
+                mean = torch.zeros(MEMORY, WIDTH // HEADS, dtype=x.dtype)
+                for s in range(t + 1):
+                    if tokens[s]:
+                        score = questions[head] @ keys[head, s] / scale
+                        weight = torch.log2(1 + 2**score) if layer.activation == "softplus" else F.elu(score) + 1
+                        mean = mean + weight[:, None] * contexts[head, s] / tokens[: t + 1].sum()
+                heads.append((mean @ queries[head, t] / scale).softmax(0) @ mean)
+            outputs.append(layer.out_proj(torch.cat(heads)))
+    return torch.stack(outputs).view_as(x)
+
+
+def assert_same(layer, x, actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
+    weight, leaves = torch.randn_like(expected), [x, *layer.parameters()]
+    gradients = [torch.autograd.grad((y * weight).sum(), leaves) for y in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 23, 101])
+def test_two_attentions(length):
+    layer = layer_of()
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert_same(layer, x, layer(x), two_attentions(layer, x))
+
+
+def test_padding_is_not_packed():
+    """Wherever it is."""
+    layer, mask = layer_of(), torch.rand(2, 23) > 0.4
+    x = torch.randn(2, 23, WIDTH, dtype=torch.float64, requires_grad=True)
+    kept = mask[..., None]
+    assert_same(layer, x, layer(x, mask=mask) * kept, two_attentions(layer, x, mask) * kept)
+
+
+def test_two_attentions_of_torch():
+    """Torch's own attention, whose last projection is the identity."""
+    layer, x = layer_of(bias=False), torch.randn(1, 23, WIDTH, dtype=torch.float64)
+
+    def attention(query, context, query_weight, context_weight):
+        output, _ = F.multi_head_attention_forward(
+            query, context, context, WIDTH, HEADS, None, None, None, None, False, 0.0,
+            torch.eye(WIDTH, dtype=torch.float64), None, use_separate_proj_weight=True,
+            q_proj_weight=query_weight, k_proj_weight=context_weight, v_proj_weight=context_weight,
+        )  # fmt: skip
+        return output
+
+    packed = attention(layer.memory, x[0], layer.pq_proj.weight, layer.pc_proj.weight)
+    expected = layer.out_proj(attention(x[0], packed, layer.q_proj.weight, layer.c_proj.weight))
+    torch.testing.assert_close(layer(x)[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ["softplus", "elu"])
+def test_causal_form_token_by_token(activation, monkeypatch):
+    monkeypatch.setattr(linear_attention, "CHUNK", 4)
+    layer = layer_of(bidirectional=False, activation=activation)
+    x = torch.randn(1, 15, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert_same(layer, x, layer(x), token_by_token(layer, x))
+
+
+def test_causal_form_with_padding_anywhere():
+    layer, mask = layer_of(bidirectional=False), torch.rand(2, 13) > 0.4
+    mask[0, :2] = False  # before the first token, too
+    x = torch.randn(2, 13, WIDTH, dtype=torch.float64, requires_grad=True)
+    kept = mask[..., None]
+    assert_same(layer, x, layer(x, mask=mask) * kept, token_by_token(layer, x, mask) * kept)
+
+
+@pytest.mark.parametrize("activation", ["softplus", "elu"])
+def test_a_memory_that_asks_for_nothing_packs_the_running_mean(activation):
+    """Without questions all weights are 1, at a length of several chunks."""
+    layer = layer_of(bidirectional=False, activation=activation)
+    torch.nn.init.zeros_(layer.pq_proj.weight)
+    torch.nn.init.zeros_(layer.pq_proj.bias)
+    x = torch.randn(2, 150, WIDTH, dtype=torch.float64)
+    mean = layer.c_proj(x).cumsum(1) / torch.arange(1, 151, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(layer(x), layer.out_proj(mean), rtol=0, atol=1e-11)
+
+
+def test_both_sides_of_one_memory_token_are_the_same_everywhere():
+    layer = LunaAttention(WIDTH, HEADS, memory=1, dtype=torch.float64)
+    output = layer(torch.randn(2, 23, WIDTH, dtype=torch.float64))
+    torch.testing.assert_close(output, output[:, :1].expand_as(output), rtol=0, atol=1e-12)
+
+
+def test_a_causal_layer_has_no_trace_of_later_tokens():
+    """Over several chunks, which the general test has not; and step by step it is the same."""
+    layer, x = layer_of(bidirectional=False), torch.randn(2, 150, WIDTH, dtype=torch.float64)
+    before = layer(x)
+    for t in (1, 63, 64, 149):
+        later = x.clone()
+        later[:, t:] = 1e3 * torch.randn_like(later[:, t:])
+        assert torch.equal(layer(later)[:, :t], before[:, :t])
+    state = None
+    for t in range(150):
+        output, state = layer.step(x[:, t], state)
+        torch.testing.assert_close(output, before[:, t], rtol=0, atol=1e-10)
+
+
+def test_a_step_leaves_its_state_as_it_was():
+    layer, x = layer_of(bidirectional=False), torch.randn(2, WIDTH, dtype=torch.float64)
+    _, state = layer.step(x)
+    sums = state.sums.clone()
+    first, second = layer.step(x, state)[0], layer.step(x, state)[0]
+    assert torch.equal(first, second)
+    assert torch.equal(state.sums, sums)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_row_of_padding_has_finite_gradients(bidirectional):
+    layer = layer_of(bidirectional=bidirectional)
+    x = torch.full((1, 23, WIDTH), torch.inf, dtype=torch.float64).requires_grad_()
+    output = layer(x, mask=torch.zeros(1, 23, dtype=torch.bool))
+    assert output.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(output.square().sum(), [x, *layer.parameters()]))
+    if bidirectional:
+        torch.testing.assert_close(output, layer(torch.zeros_like(x)))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_dropout_only_in_training(bidirectional):
+    layer, x = (
+        layer_of(bidirectional=bidirectional, attention_dropout=0.5),
+        torch.randn(2, 23, WIDTH, dtype=torch.float64),
+    )
+    assert not torch.equal(layer.train()(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+    layer.dropout = 0.0
+    torch.testing.assert_close(layer.train()(x), layer.eval()(x))
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="memory must be at least 1, got 0"):
+        create_mixer("luna", 16, memory=0)
+    with pytest.raises(ValueError, match="activation must be softplus or elu, got 'exp'"):
+        LunaAttention(16, 4, activation="exp")
+    with pytest.raises(ValueError, match="d_model must be a multiple of heads, got d_model=10 and heads=8"):
+        create_mixer("luna", 10)
+    with pytest.raises(ValueError, match="dropout"):
+        create_mixer("luna", 16, attention_dropout=1.5)
+    with pytest.raises(ValueError, match="step needs a causal layer"):
+        create_mixer("luna", 16).step(torch.randn(2, 16))

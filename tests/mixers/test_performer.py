@@ -1,0 +1,152 @@
+"""The Performer against its formula with dense matrices, and against the softmax attention that it approaches."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import create_mixer
+from longlens.mixers.performer import PerformerAttention, log_features, orthogonal_rows
+from longlens.ops.linear_attention import kernel_attention
+
+FORMS = [(kernel, both) for kernel in ("softmax", "relu") for both in (True, False)]
+
+
+def layer_of(**options):
+    return PerformerAttention(12, 3, dtype=torch.float64, **{"features": 7} | options)
+
+
+def by_the_formula(layer, x):
+    """φ(q)·φ(k)ᵀ as a matrix, divided by the sums of its rows."""
+    query, key, value = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+
+    def phi(part):
+        part = part / 4**0.25
+        projected = torch.einsum("fd,bhld->bhlf", layer.rows, part)
+        if layer.kernel_name == "relu":
+            return projected.clamp_min(0) + 1e-3
+        return torch.exp(projected - (part**2).sum(-1, keepdim=True) / 2)
+
+    weights = phi(query) @ phi(key).mT
+    if not layer.bidirectional:
+        weights = weights.tril()
+    attended = weights / weights.sum(-1, keepdim=True) @ value
+    return layer.out_proj(attended.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("length", [1, 23, 101])
+@pytest.mark.parametrize(("kernel", "both"), FORMS)
+def test_the_formula(kernel, both, length):
+    layer = layer_of(kernel=kernel, bidirectional=both)
+    x = torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True)
+    actual, expected = layer(x), by_the_formula(layer, x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    weight, leaves = torch.randn_like(expected), [x, *layer.parameters()]
+    gradients = [torch.autograd.grad((y * weight).sum(), leaves) for y in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
+def error(draw, is_causal=False, draws=100):
+    """The root mean square, over many draws of the rows, of the distance from softmax attention."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 1, 24, 8, dtype=torch.float64) for _ in range(3))
+    query, key, total = 0.4 * query, 0.4 * key, 0.0
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    for _ in range(draws):
+        rows = draw()
+        logs = (log_features(part, rows) for part in (query, key))
+        total += (kernel_attention(*logs, value, is_causal=is_causal) - expected).square().mean().item()
+    return math.sqrt(total / draws)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_more_features_come_closer_to_softmax_attention(is_causal):
+    """The error of a mean of F features falls like 1/√F: by 4 from 32 to 512, within chance."""
+    few, many = (error(lambda count=count: orthogonal_rows(count, 8), is_causal) for count in (32, 512))
+    assert few < 0.1
+    assert 3 < few / many < 5
+
+
+def test_rows_are_orthogonal_in_blocks_and_gaussian():
+    rows = orthogonal_rows(4000 * 6 + 2, 6)
+    assert rows.shape == (24002, 6)
+    blocks = rows[:24000].view(4000, 6, 6)
+    products = blocks @ blocks.mT
+    off_diagonal = products - torch.diag_embed(products.diagonal(dim1=-2, dim2=-1))
+    assert off_diagonal.abs().max() < 1e-12
+    assert (rows[24000] @ rows[24001]).abs() < 1e-12, "an incomplete block, too"
+    # Entries are N(0, 1): the squared lengths have the mean d and the variance 2d, the fourth moment of an entry is 3.
+    squares = rows.square().sum(1)
+    assert abs(squares.mean().item() - 6) < 0.1
+    assert abs(squares.var().item() - 12) < 0.6
+    assert rows.mean(0).abs().max() < 0.03
+    assert abs(rows.pow(4).mean().item() - 3) < 0.15
+
+
+def test_orthogonal_rows_are_better_than_independent_ones():
+    independent = error(lambda: torch.randn(16, 8, dtype=torch.float64))
+    assert error(lambda: orthogonal_rows(16, 8)) < 0.95 * independent
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize(("kernel", "both"), FORMS)
+def test_finite_for_inputs_of_any_size(kernel, both, size):
+    layer = layer_of(kernel=kernel, bidirectional=both).float()
+    x = (size * torch.randn(2, 150, 12)).requires_grad_()
+    output = layer(x)
+    assert output.isfinite().all()
+    gradients = torch.autograd.grad(output.sum(), [x, *layer.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"kernel": "relu"}])
+def test_step_by_step_is_the_whole(options):
+    layer = layer_of(bidirectional=False, **options)
+    x = 3 * torch.randn(2, 70, 12, dtype=torch.float64)
+    state, outputs = None, []
+    for t in range(70):
+        output, state = layer.step(x[:, t], state)
+        outputs.append(output)
+    torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-10)
+
+
+def test_a_step_leaves_its_state_as_it_was():
+    layer, x = layer_of(bidirectional=False), torch.randn(2, 12, dtype=torch.float64)
+    _, state = layer.step(x)
+    sums, scale = state.sums.clone(), state.log_scale.clone()
+    first, second = layer.step(x, state)[0], layer.step(x, state)[0]
+    assert torch.equal(first, second)
+    assert torch.equal(state.sums, sums)
+    assert torch.equal(state.log_scale, scale)
+
+
+def test_rows_are_drawn_once():
+    torch.manual_seed(3)
+    layer = layer_of()
+    rows = layer.rows.clone()
+    layer.train()(torch.randn(1, 5, 12, dtype=torch.float64))
+    layer.eval()(torch.randn(1, 5, 12, dtype=torch.float64))
+    assert torch.equal(layer.rows, rows)
+    assert torch.equal(layer.state_dict()["rows"], rows)
+    torch.manual_seed(3)
+    assert torch.equal(layer_of().rows, rows)
+    layer.reset_parameters()
+    assert not torch.equal(layer.rows, rows)
+
+
+def test_by_default_d_log_d_features():
+    for width in (8, 32, 64):
+        assert create_mixer("performer", 8 * width).features == int(width * math.log(width))
+    assert create_mixer("performer", 8).features == 1, "not 0 for heads of width 1"
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="features must be at least 1, or None, got 0"):
+        create_mixer("performer", 16, features=0)
+    with pytest.raises(ValueError, match="kernel must be softmax or relu, got 'tanh'"):
+        PerformerAttention(16, 4, kernel="tanh")
+    with pytest.raises(ValueError, match="d_model must be a multiple of heads"):
+        create_mixer("performer", 10)
+    with pytest.raises(ValueError, match="step needs a causal layer"):
+        create_mixer("performer", 16).step(torch.randn(2, 16))
