@@ -1,0 +1,145 @@
+"""BigBird's attention: its pattern of blocks, and the layer as attention with that pattern for a mask."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import create_mixer
+from longlens.ops.rotary import rotate
+
+
+def build(**options):
+    options = {"heads": 4, "block_size": 5, "max_length": 60} | options
+    return create_mixer("bigbird", 16, dtype=torch.float64, **options)
+
+
+def named(layer, blocks):
+    """For each head and block the blocks that it attends to, as sets; fails if one is named twice."""
+    sets = []
+    for head in layer.pattern(blocks).tolist():
+        rows = [[block for block in row if 0 <= block < blocks] for row in head]
+        assert all(len(row) == len(set(row)) for row in rows)
+        sets.append([set(row) for row in rows])
+    return sets
+
+
+def test_a_block_attends_to_near_first_and_random_blocks():
+    layer = build()
+    rows = named(layer, 12)
+    for head in rows:
+        for i, row in enumerate(head[2:], start=2):
+            near = {i - 1, i, i + 1} & set(range(12))
+            assert near | {0, 1} <= row
+            assert len(row - near - {0, 1}) == 3
+    assert rows[0] != rows[1], "heads have random blocks of their own"
+
+
+def test_every_block_can_be_a_random_one():
+    drawn = [set() for _ in range(12)]
+    for seed in range(60):
+        for i, row in enumerate(build(seed=seed).chosen.unbind(dim=1)):
+            drawn[i] |= set(row.flatten().tolist())
+    for i, blocks in enumerate(drawn[2:], start=2):
+        assert blocks == set(range(2, 12)) - {i - 1, i, i + 1}
+
+
+def test_few_blocks_leave_no_choice():
+    """Of five blocks, two are global, and three near block 3, of which block 2 has only two."""
+    layer = build(max_length=25)
+    assert layer.chosen[:, 2:4].tolist() == [[[4, -1, -1], [-1, -1, -1]]] * 4
+    assert [row[2:4] for row in named(layer, 5)] == [[{0, 1, 2, 3, 4}] * 2] * 4
+
+
+def test_the_pattern_does_not_depend_on_the_length_of_a_batch():
+    layer = build()
+    assert torch.equal(layer.pattern(7), layer.pattern(12)[:, :7])
+
+
+def test_longer_sequences_repeat_the_random_blocks():
+    layer = build()
+    for head in named(layer, 40):
+        for i, row in enumerate(head[2:], start=2):
+            assert {0, 1} | ({i - 1, i, i + 1} & set(range(40))) <= row
+            assert len(row) <= 8
+    assert layer(torch.randn(1, 200, 16, dtype=torch.float64)).isfinite().all()
+
+
+def test_the_seed_fixes_the_random_blocks():
+    layer, same, other = build(), build(), build(seed=1)
+    assert torch.equal(layer.chosen, same.chosen)
+    assert not torch.equal(layer.chosen, other.chosen)
+    x = torch.randn(2, 60, 16, dtype=torch.float64)
+    assert torch.equal(layer.train()(x), layer.eval()(x))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    chosen = layer.chosen.clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.chosen, chosen)
+
+
+def test_blocks_survive_the_meta_device():
+    with torch.device("meta"):
+        layer = build()
+    layer.to_empty(device="cpu").reset_parameters()
+    assert torch.equal(layer.chosen, build().chosen)
+
+
+@pytest.mark.parametrize("length", [23, 58])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bidirectional": False},
+        {"window_blocks": 1, "global_blocks": 0, "random_blocks": 1},
+        {"window_blocks": 5, "global_blocks": 1, "random_blocks": 0, "bidirectional": False},
+    ],
+)
+def test_outputs_and_gradients_are_those_of_attention_with_a_mask(options, length):
+    layer, x = build(**options), torch.randn(2, length, 16, dtype=torch.float64, requires_grad=True)
+    block = torch.arange(length) // 5
+    seen = torch.zeros(4, length, length, dtype=torch.bool)
+    for h, head in enumerate(named(layer, -(-length // 5))):
+        for i in range(length):
+            everywhere = block[i] < options.get("global_blocks", 2)
+            for j in range(length if options.get("bidirectional", True) else i + 1):
+                seen[h, i, j] = everywhere or int(block[j]) in head[block[i]]
+    query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen).transpose(1, 2).flatten(2)
+    weight = torch.randn_like(x)
+    results = []
+    for y in (layer(x), layer.out_proj(expected)):
+        results.append((y, *torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()], retain_graph=True)))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_block_that_covers_the_sequence_is_plain_attention(bidirectional):
+    layer = build(block_size=64, bidirectional=bidirectional, rotary=True)
+    x = torch.randn(2, 23, 16, dtype=torch.float64)
+    query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    y = F.scaled_dot_product_attention(rotate(query), rotate(key), value, is_causal=not bidirectional)
+    torch.testing.assert_close(layer(x), layer.out_proj(y.transpose(1, 2).flatten(2)), rtol=0, atol=1e-12)
+
+
+def test_dropout_in_training_alone():
+    layer, x = build(attention_dropout=0.5), torch.randn(2, 40, 16, dtype=torch.float64)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"window_blocks": 2}, "window_blocks must be an odd number of at least 1, got 2"),
+        ({"window_blocks": -1}, "window_blocks must be an odd number of at least 1, got -1"),
+        ({"global_blocks": -1}, "global_blocks and random_blocks must be at least 0, got -1 and 3"),
+        ({"random_blocks": -1}, "global_blocks and random_blocks must be at least 0, got 2 and -1"),
+        ({"attention_dropout": -0.5}, "attention_dropout must lie between 0 and 1, got -0.5"),
+        ({"heads": 3}, "d_model must be a multiple of heads"),
+    ],
+)
+def test_options_that_cannot_be(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        build(**options)
