@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+
+from longlens.mixers.s4d import S4D, s4d_frequencies, s4d_kernel
+from longlens.ops.hippo import hippo_legs
+
+VARIANTS = [
+    {"init": "lin"},
+    {"init": "inv"},
+    {"init": "legs"},
+    {"discretization": "bilinear"},
+    {"tied_a": True, "init": "legs", "discretization": "bilinear"},
+]
+
+
+def layer(**options):
+    return S4D(4, **({"state_size": 8, "dt_min": 0.01, "dt_max": 0.5} | options), dtype=torch.float64)
+
+
+def matrices(model, channel):
+    """The discretized state space of a channel as real matrices, by definition: each pair of conjugate numbers is a
+    rotation with decay, of which the first coordinate is driven and the output is 2·Re(c·x)."""
+    a = torch.complex(-model.a_real.exp(), model.a_imag).expand(4, -1)[channel].detach()
+    c, dt = torch.view_as_complex(model.c.detach())[channel], model.log_dt[channel].exp().item()
+    continuous = torch.block_diag(*(torch.tensor([[z.real, -z.imag], [z.imag, z.real]]) for z in a))
+    continuous = continuous.to(torch.float64)
+    inputs = torch.tensor([1.0, 0.0] * len(a), dtype=torch.float64)
+    outputs = torch.stack([2 * c.real, -2 * c.imag], dim=-1).flatten()
+    eye = torch.eye(len(inputs), dtype=torch.float64)
+    if model.discretization == "zoh":  # exp of [[A, B], [0, 0]]·Δ holds both
+        both = torch.zeros(len(inputs) + 1, len(inputs) + 1, dtype=torch.float64)
+        both[:-1, :-1], both[:-1, -1] = continuous, inputs
+        both = torch.linalg.matrix_exp(dt * both)
+        return both[:-1, :-1], both[:-1, -1], outputs
+    inverse = torch.linalg.inv(eye - dt / 2 * continuous)
+    return inverse @ (eye + dt / 2 * continuous), dt * inverse @ inputs, outputs
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_the_kernel_is_that_of_the_discretized_state_space(options):
+    model = layer(**options)
+    kernel = model.kernel(101)
+    for channel in range(4):
+        state_matrix, state, outputs = matrices(model, channel)
+        for t in range(101):
+            assert abs(outputs @ state - kernel[channel, t]) < 1e-8
+            state = state_matrix @ state
+    a = torch.complex(-model.a_real.exp(), model.a_imag)
+    c, dt = torch.view_as_complex(model.c), model.log_dt.exp()
+    assert torch.equal(kernel, s4d_kernel(c, a, dt, 101, model.discretization))
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_gradients_are_those_of_the_recurrence(options):
+    model = layer(**options)
+    x = torch.randn(2, 23, 4, dtype=torch.float64, requires_grad=True)
+    state, outputs = None, []
+    for t in range(23):
+        y, state = model.step(x[:, t], state)
+        outputs.append(y)
+    leaves = [x, *model.parameters()]
+    weight = torch.randn(2, 23, 4, dtype=torch.float64)
+    expected = torch.autograd.grad((torch.stack(outputs, dim=1) * weight).sum(), leaves)
+    actual = torch.autograd.grad((model(x) * weight).sum(), leaves)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_both_sides_are_two_kernels():
+    model = layer(bidirectional=True)
+    x = torch.randn(1, 9, 4, dtype=torch.float64)
+    back, ahead = model.kernel(9).chunk(2)
+    y = torch.zeros(9, 4, dtype=torch.float64)
+    for t in range(9):
+        for s in range(9):
+            y[t] += x[0, s] * (back[:, t - s] if s <= t else ahead[:, s - t - 1])
+    torch.testing.assert_close(model(x)[0], model._out(y + model.skip * x[0]), rtol=0, atol=1e-10)
+
+
+def test_frequencies():
+    """As printed in the paper; those of legs against a general eigenvalue solver."""
+    torch.testing.assert_close(s4d_frequencies("lin", 64)[:3], math.pi * torch.tensor([0, 1, 2], dtype=torch.float64))
+    inverse = torch.tensor([64 / math.pi * (64 / odd - 1) for odd in (1, 3, 63)], dtype=torch.float64)
+    torch.testing.assert_close(s4d_frequencies("inv", 64)[[0, 1, 31]], inverse)
+    a, b = hippo_legs(16)
+    eigenvalues = torch.linalg.eigvals(a + torch.outer(b, b) / 2)
+    torch.testing.assert_close(eigenvalues.real, torch.full((16,), -0.5, dtype=torch.float64))
+    torch.testing.assert_close(s4d_frequencies("legs", 16), eigenvalues.imag.sort().values[8:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@pytest.mark.parametrize("init", ["lin", "inv", "legs"])
+def test_it_begins_stable(init, discretization):
+    model = S4D(16, init=init, discretization=discretization)
+    weights, rates = model._modes()
+    assert weights.shape == rates.shape == (16, 32)
+    assert rates.exp().abs().max() < 1
+    torch.testing.assert_close(-model.a_real.exp(), torch.full((16, 32), -0.5))
+    assert model.log_dt.exp().min() >= 0.000999
+    assert model.log_dt.exp().max() <= 0.1001
+    kernel = model.kernel(20_000)
+    assert kernel.isfinite().all()
+    assert (kernel[:, -100:].abs().amax(1) < 0.1 * kernel.abs().amax(1)).all(), "it decays"
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="state_size must be even, for conjugate pairs, and at least 2, got 7"):
+        S4D(4, state_size=7)
+    with pytest.raises(ValueError, match="init must be lin, inv or legs, got 'hippo'"):
+        S4D(4, init="hippo")
+    with pytest.raises(ValueError, match="discretization must be zoh or bilinear, got 'euler'"):
+        S4D(4, discretization="euler")
+    with pytest.raises(ValueError, match="dt_min and dt_max must be positive and in order"):
+        S4D(4, dt_min=0.5)
