@@ -1,0 +1,350 @@
+"""Mega: moving average equipped gated attention (Ma et al. 2023).
+
+A damped moving average of N numbers for each channel, as one long convolution, then a single head whose queries and
+keys are made of it, and two gates, for D channels, Z = ``shared`` and H = ``expansion``·D:
+
+    x' = silu(k * x + ω ⊙ x),   k[l] = Σ_n p_n·β_n·γ_n·q_n^l / √N,   p = σ(δ),   q = 1 - p·σ(α)     δ, α, β, γ: (D, N)
+    z = silu(x'·W_z),   Q = z ⊙ s_Q + o_Q,   K = z ⊙ s_K + o_K                                      (L, Z)
+    V = silu(x·W_V),   r = silu(x'·W_r)                                                             (L, H)
+    A = softmax(Q·Kᵀ/√Z + bias[j - i])·V,   or f(Q·Kᵀ/n + bias[j - i])·V with n keys                (L, H)
+    h = silu(x'·W_h + (r ⊙ A)·U_h),   u = σ(x'·W_u),   y = u ⊙ h + (1 - u) ⊙ x                      (L, D)
+
+f(s) is relu(s)² or laplace, Φ(2√π·(s - √½)) with the normal distribution Φ, which has the same value and slope at √½.
+
+For both sides, a second average with its own parameters runs from the end. Both include the token itself, as in the
+code released with the paper; a later version of that code leaves the token out of the second average.
+
+The residual is part of the layer: y = x + u ⊙ (h - x). A block adds x to what its mixer returns, so this one returns
+u ⊙ (h - x). With ``prenorm=False``, as published for text, the block is then the published layer; with prenorm, its
+mixer knows only norm(x), and returns u ⊙ (h - norm(x)).
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.common import check_inputs, check_step, hide_padding
+from longlens.ops.checks import check_chunk_size, check_share
+from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
+from longlens.ops.long_conv import long_conv
+from longlens.ops.rotary import rotate
+
+
+def ema_terms(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """The damped moving averages k[l] = Σ_n w_n·exp(λ_n·l) of four parameters (D, N): w and λ = log q, (D, N) each."""
+    share = torch.sigmoid(delta)
+    # log1p keeps the digits of slow averages, whose q is almost 1; q = 0 would have no logarithm.
+    forgotten = (share * torch.sigmoid(alpha)).clamp(max=1 - torch.finfo(delta.dtype).eps)
+    return share * beta * gamma / math.sqrt(delta.shape[-1]), torch.log1p(-forgotten)
+
+
+def ema_kernel(
+    delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, length: int, *, bidirectional: bool = False
+) -> Tensor:
+    """The weights (D, length) of the inputs 0, 1, … steps back, from four parameters (D, N).
+
+    For both sides they are (2D, N), and so is the result (2D, length): its second half are the weights of the inputs
+    1, 2, … steps ahead. The weight that the second average gives the token itself is added to that of the first.
+    """
+    weights, rates = ema_terms(delta, alpha, beta, gamma)
+    if not bidirectional:
+        return sum_of_exponentials(weights, rates, length)
+    past, ahead = weights.chunk(2)
+    one_step_on = ahead * rates.chunk(2)[1].exp()
+    kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, length)
+    return kernel + F.pad(ahead.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(ahead)))
+
+
+def toeplitz(values: Tensor) -> Tensor:
+    """(2L - 1,), one value for each distance j - i from 1 - L to L - 1 -> the (L, L) matrix with values[j - i + L - 1].
+
+    A row of 2L numbers, repeated and cut into rows of 2L - 1, moves on by one from row to row. An index would do the
+    same, though its gradient would be added up one number at a time.
+    """
+    length = (len(values) + 1) // 2
+    row = torch.cat([values[length - 1 :], values.new_zeros(1), values[: length - 1]])
+    return row.repeat(length)[: length * (2 * length - 1)].view(length, -1)[:, :length]
+
+
+class MovingAverage(nn.Module):
+    """x' = silu(k * x + ω ⊙ x), (B, L, D) -> (B, L, D)."""
+
+    def __init__(self, d_model: int, size: int, *, bidirectional: bool, device=None, dtype=None) -> None:
+        super().__init__()
+        self.bidirectional = bidirectional
+        shape = (2 * d_model if bidirectional else d_model, size)
+        self.delta, self.alpha, self.beta, self.gamma = (
+            nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for _ in range(4)
+        )
+        self.omega = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the official code, with β of alternating signs."""
+        nn.init.normal_(self.delta, std=0.2)
+        nn.init.normal_(self.alpha, std=0.2)
+        nn.init.normal_(self.beta, std=0.02)
+        with torch.no_grad():
+            self.beta[:, ::2] += 1.0
+            self.beta[:, 1::2] -= 1.0
+        nn.init.normal_(self.gamma)
+        nn.init.normal_(self.omega)
+
+    def kernel(self, length: int) -> Tensor:
+        parameters = (self.delta, self.alpha, self.beta, self.gamma)
+        return ema_kernel(*parameters, length, bidirectional=self.bidirectional)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, ahead = self.kernel(x.shape[1]), None
+        if self.bidirectional:
+            kernel, ahead = kernel.chunk(2)
+        return F.silu(long_conv(x, kernel, ahead) + self.omega * x)
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, D) and the N averages of each channel so far, (B, D, N) -> (B, D) and the next averages."""
+        terms = ema_terms(self.delta, self.alpha, self.beta, self.gamma)
+        y, state = step_exponentials(*terms, x, state)
+        return F.silu(y + self.omega * x), state
+
+
+class MegaState(NamedTuple):
+    """What a layer remembers between steps."""
+
+    average: Tensor  # (B, D, N)
+    key: Tensor  # (B, n, Z), of the tokens so far, or of those of the current chunk
+    value: Tensor  # (B, n, H)
+
+
+class MegaAttention(nn.Module):
+    """A moving average and gated attention, (B, L, D) -> (B, L, D).
+
+    Args:
+        d_model: D.
+        max_length: the longest sequence, for which there is a bias for each distance; by default 1024, as in the
+            official layer.
+        shared: Z, the width of queries and keys.
+        expansion: H / D, the width of the values.
+        ema_size: N, the numbers that the moving average keeps for each channel.
+        attention: ``"softmax"``, ``"laplace"`` or ``"relu2"``.
+        chunk_size: attend within independent blocks of this length. The average runs over the whole sequence.
+        bidirectional: see both sides.
+        attention_dropout: of the attention weights, in training.
+        rotary: the biases are the products R_i·a · R_j·b of two vectors that turn with their positions, instead of a
+            parameter for each distance.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        max_length: int | None = None,
+        shared: int = 32,
+        expansion: float = 0.5,
+        ema_size: int = 16,
+        attention: str = "softmax",
+        chunk_size: int | None = None,
+        bidirectional: bool = True,
+        attention_dropout: float = 0.0,
+        rotary: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("shared", shared), ("ema_size", ema_size)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if not 0 < expansion < math.inf:
+            raise ValueError(f"expansion must be a number above 0, got {expansion}")
+        if attention not in ("softmax", "laplace", "relu2"):
+            raise ValueError(f"attention must be softmax, laplace or relu2, got {attention!r}")
+        if rotary and shared % 2:
+            raise ValueError(f"rotary positions need an even width, got shared={shared}")
+        check_chunk_size(chunk_size)
+        check_share("attention_dropout", attention_dropout)
+        self.d_model, self.shared, self.hidden = d_model, shared, max(1, round(expansion * d_model))
+        self.attention, self.chunk_size, self.bidirectional = attention, chunk_size, bidirectional
+        self.dropout, self.rotary = attention_dropout, rotary
+        self.max_distances = chunk_size or max_length or 1024
+        factory = {"device": device, "dtype": dtype}
+        self.average = MovingAverage(d_model, ema_size, bidirectional=bidirectional, **factory)
+        self.value_proj = nn.Linear(d_model, self.hidden, **factory)
+        self.in_proj = nn.Linear(d_model, 2 * d_model + self.hidden + shared, **factory)
+        self.out_proj = nn.Linear(self.hidden, d_model, **factory)
+        self.scale = nn.Parameter(torch.empty(2, shared, **factory))  # of queries and keys
+        self.offset = nn.Parameter(torch.empty(2, shared, **factory))
+        shape = (2, shared) if rotary else (2 * self.max_distances - 1,)
+        self.position_bias = nn.Parameter(torch.empty(shape, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the official code: normal with σ = 0.02, and zeros."""
+        self.average.reset_parameters()
+        projections = (self.value_proj, self.in_proj, self.out_proj)
+        for weight in (*(projection.weight for projection in projections), self.scale, self.position_bias):
+            nn.init.normal_(weight, std=0.02)
+        for bias in (*(projection.bias for projection in projections), self.offset):
+            nn.init.zeros_(bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
+        check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
+        query, key, value, gates = self._project(x, self.average(x))
+        return self._gate(x, self._attend(query, key, value, mask), gates)
+
+    def step(self, x: Tensor, state: MegaState | None = None) -> tuple[Tensor, MegaState]:
+        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
+        Step by step, the outputs are those of ``forward``."""
+        check_step(x, self.d_model, causal=not self.bidirectional)
+        averaged, average = self.average.step(x, None if state is None else state.average)
+        x = x.unsqueeze(1)
+        query, key, value, gates = self._project(x, averaged.unsqueeze(1))
+        if state is not None:
+            key, value = torch.cat([state.key, key], dim=1), torch.cat([state.value, value], dim=1)
+        length = key.shape[1]
+        attended = self._weigh(query, key, value, self._biases(length)[None, :length], None)
+        if length == self.chunk_size:
+            key, value = key[:, :0], value[:, :0]
+        return self._gate(x, attended, gates).squeeze(1), MegaState(average, key, value)
+
+    def kernel(self, length: int) -> Tensor:
+        """The weights of the moving average, as ``ema_kernel`` gives them, without ω."""
+        return self.average.kernel(length)
+
+    def _project(self, x: Tensor, averaged: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys (B, L, Z), values (B, L, H), and what the gates need, (B, L, 2D + H)."""
+        shared, gates = self.in_proj(averaged).split([self.shared, 2 * self.d_model + self.hidden], dim=-1)
+        shared = F.silu(shared)
+        query, key = (shared * scale + offset for scale, offset in zip(self.scale, self.offset, strict=True))
+        return query, key, F.silu(self.value_proj(x)), gates
+
+    def _gate(self, x: Tensor, attended: Tensor, gates: Tensor) -> Tensor:
+        reset, update, hidden = gates.split([self.hidden, self.d_model, self.d_model], dim=-1)
+        hidden = F.silu(hidden + self.out_proj(F.silu(reset) * attended))
+        return torch.sigmoid(update) * (hidden - x)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, L, Z) twice and (B, L, H) -> (B, L, H): the whole, or all full chunks at once and then the last one."""
+        length, size = query.shape[1], self.chunk_size
+        if size is None or length <= size:
+            return self._attend_all(query, key, value, mask=mask)
+        full = length - length % size
+        first = [part[:, :full].reshape(-1, size, part.shape[-1]) for part in (query, key, value)]
+        rest = [part[:, full:] for part in (query, key, value)]
+        attended = self._attend_all(*first, mask=None if mask is None else mask[:, :full].reshape(-1, size))
+        attended = attended.reshape(len(query), full, -1)
+        if full == length:
+            return attended
+        return torch.cat([attended, self._attend_all(*rest, mask=None if mask is None else mask[:, full:])], dim=1)
+
+    def _attend_all(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
+        length = query.shape[1]
+        allowed = None if mask is None else mask.unsqueeze(1)  # (B, 1, L)
+        if not self.bidirectional:
+            past = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+            allowed = past if allowed is None else allowed & past
+        return self._weigh(query, key, value, toeplitz(self._biases(length)), allowed)
+
+    def _biases(self, length: int) -> Tensor:
+        """(2·length - 1,): of the keys from length - 1 steps back to as many steps ahead."""
+        if self.rotary:
+            first, second = self.position_bias
+            return rotate(second.expand(2 * length - 1, -1), start=1 - length) @ first
+        if length > self.max_distances:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the {self.max_distances} that have a position bias: "
+                "build the layer with a larger max_length, or choose rotary=True"
+            )
+        return self.position_bias[self.max_distances - length : self.max_distances + length - 1]
+
+    def _weigh(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, allowed: Tensor | None) -> Tensor:
+        """Attention with a bias (Lq, Lk), where ``allowed``, (Lq, Lk) or (B, 1 or Lq, Lk), is True; None for all."""
+        bias, dropout = bias.to(query.dtype), self.dropout if self.training else 0.0
+        if self.attention == "softmax":
+            if allowed is not None:
+                allowed = allowed | ~allowed.any(dim=-1, keepdim=True)  # padding that sees nothing sees padding
+                bias = bias.masked_fill(~allowed, -math.inf)
+            query, key, value, bias = (part.unsqueeze(-3) for part in (query, key, value, bias))
+            return F.scaled_dot_product_attention(query, key, value, bias, dropout).squeeze(-3)
+        count = key.shape[1] if allowed is None else allowed.sum(dim=-1, keepdim=True).clamp(min=1)
+        scores = query @ key.transpose(1, 2) / count + bias
+        if self.attention == "laplace":
+            weights = 0.5 * (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
+        else:
+            weights = F.relu(scores).square()
+        weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
+        return F.dropout(weights, dropout) @ value
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.d_model}, shared={self.shared}, hidden={self.hidden}, attention={self.attention!r}, "
+            f"chunk_size={self.chunk_size}, bidirectional={self.bidirectional}, rotary={self.rotary}"
+        )
+
+
+@register("mega")
+@dataclass(frozen=True, kw_only=True)
+class Mega(Config):
+    """A moving average, then gated attention of one head. Defaults as in the official code for the Long Range Arena (at
+    width 64: mega_lra_pf128), but for the values: there they are twice as wide as the layer, and the feedforward part
+    is half as large as ours.
+
+    Args:
+        shared: channels of queries and keys.
+        expansion: width of the values, as a multiple of the width; 2 in the paper.
+        ema_size: numbers that the moving average keeps for each channel.
+        attention: softmax as published for text, laplace as for images, or relu2.
+        bidirectional: see both sides.
+        attention_dropout: of the attention weights, in training.
+        rotary: position biases from two turning vectors instead of one for each distance.
+    """
+
+    shared: int = 32
+    expansion: float = 0.5
+    ema_size: int = 16
+    attention: Literal["softmax", "laplace", "relu2"] = "softmax"
+    bidirectional: bool = True
+    attention_dropout: float = 0.0
+    rotary: bool = False
+
+    summary: ClassVar[str] = "moving average and gated attention"
+    traits: ClassVar[Traits] = Traits(
+        decays=True,
+        special_init=True,
+        stable=True,
+        gated=True,
+        cost="L²",
+        state="D·ema_size + L·(shared + expansion·D)",
+    )
+    size_note: ClassVar[str | None] = "it has a position bias for each of 2L - 1 distances"
+
+    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> MegaAttention:
+        return MegaAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)
+
+
+@register("mega-chunk")
+@dataclass(frozen=True, kw_only=True)
+class MegaChunk(Mega):
+    """Mega with attention in independent chunks.
+
+    Args:
+        chunk_size: their length.
+    """
+
+    chunk_size: int = 128
+
+    summary: ClassVar[str] = "Mega with attention in chunks"
+    traits: ClassVar[Traits] = Traits(
+        decays=True,
+        special_init=True,
+        stable=True,
+        gated=True,
+        cost="L log L",
+        state="D·ema_size + chunk_size·(shared + expansion·D)",
+    )
+    size_note: ClassVar[str | None] = None

@@ -1,0 +1,261 @@
+"""Mega against its formula, token by token, and against itself in other forms."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import create_mixer
+from longlens.mixers.mega import MegaAttention, ema_kernel, toeplitz
+from longlens.ops.rotary import rotate
+
+LENGTH, WIDTH = 23, 6
+
+
+def make(**options: Any) -> MegaAttention:
+    """A layer whose parameters are all large enough to show."""
+    options = {"max_length": 29, "shared": 4, "ema_size": 3} | options
+    layer = MegaAttention(WIDTH, **options, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.7)
+    return layer
+
+
+def moving_average(x, delta, alpha, beta, gamma):
+    """The damped average of each channel, step by step, as the paper has it: h_t = p·β·x_t + (1 - p·σ(α))·h_{t-1}."""
+    share, damping = torch.sigmoid(delta), torch.sigmoid(alpha)
+    state, outputs = torch.zeros_like(share), []
+    for t in range(len(x)):
+        state = share * beta * x[t, :, None] + (1 - share * damping) * state
+        outputs.append((gamma * state).sum(dim=-1) / math.sqrt(delta.shape[-1]))
+    return torch.stack(outputs)
+
+
+def averages(layer, x):
+    """k * x of a sequence (L, D): both averages, the second from the end, include the token itself."""
+    parameters = (layer.average.delta, layer.average.alpha, layer.average.beta, layer.average.gamma)
+    if not layer.bidirectional:
+        return moving_average(x, *parameters)
+    first, second = zip(*(parameter.chunk(2) for parameter in parameters), strict=True)
+    return moving_average(x, *first) + moving_average(x.flip(0), *second).flip(0)
+
+
+def position_bias(layer, length):
+    """(length, length)"""
+    if layer.rotary:
+        first, second = (rotate(vector.expand(length, -1)) for vector in layer.position_bias)
+        return first @ second.T
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    return layer.position_bias[layer.max_distances - 1 + j - i]
+
+
+def reference(layer, x):
+    """y of one sequence (L, D), by the formula."""
+    averaged = F.silu(averages(layer, x) + layer.average.omega * x)
+    shared, reset, update, hidden = layer.in_proj(averaged).split([layer.shared, layer.hidden, WIDTH, WIDTH], dim=-1)
+    query, key = (F.silu(shared) * layer.scale[n] + layer.offset[n] for n in range(2))
+    value, size, rows = F.silu(layer.value_proj(x)), layer.chunk_size or len(x), []
+    bias = position_bias(layer, size)
+    for i in range(len(x)):
+        start, place = i - i % size, i % size
+        seen = slice(start, min(start + size, len(x)) if layer.bidirectional else i + 1)
+        scores, count = key[seen] @ query[i], len(key[seen])
+        if layer.attention == "softmax":
+            weights = torch.softmax(scores / math.sqrt(layer.shared) + bias[place, :count], dim=0)
+        else:
+            scores = scores / count + bias[place, :count]
+            cumulative = torch.special.ndtr((scores - math.sqrt(1 / 2)) / math.sqrt(1 / (4 * math.pi)))
+            weights = cumulative if layer.attention == "laplace" else torch.relu(scores) ** 2
+        rows.append(weights @ value[seen])
+    hidden = F.silu(hidden + layer.out_proj(F.silu(reset) * torch.stack(rows)))
+    gate = torch.sigmoid(update)
+    return gate * hidden + (1 - gate) * x
+
+
+def assert_same(actual, expected, inputs, atol=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    grad = torch.randn_like(expected)
+    grads = [torch.autograd.grad(output, inputs, grad) for output in (actual, expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 7])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("attention", ["softmax", "laplace", "relu2"])
+def test_the_formula(attention, bidirectional, chunk_size, rotary):
+    """Residual and layer together, outputs and gradients."""
+    layer = make(attention=attention, bidirectional=bidirectional, chunk_size=chunk_size, rotary=rotary)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    expected = torch.stack([reference(layer, row) for row in x])
+    assert_same(x + layer(x), expected, (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("length", [1, 2, 101])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_kernel_is_that_of_the_recurrence(bidirectional, length):
+    layer = make(bidirectional=bidirectional)
+    x = torch.zeros(2 * length + 1, WIDTH, dtype=torch.float64)
+    x[length] = 1.0
+    response, kernel = averages(layer, x), layer.kernel(length)
+    assert kernel.shape == (2 * WIDTH if bidirectional else WIDTH, length)
+    expected = response[length : 2 * length].T
+    if bidirectional:
+        expected = torch.cat([expected, response[:length].flip(0).T])
+    torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{"attention": "laplace"}, {"attention": "relu2", "chunk_size": 5}, {"rotary": True}]
+)
+def test_steps_of_every_kind_of_attention(options):
+    layer = make(bidirectional=False, **options)
+    x, state, outputs = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64), None, []
+    for t in range(LENGTH):
+        output, state = layer.step(x[:, t], state)
+        outputs.append(output)
+    torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-10)
+
+
+def test_a_step_keeps_one_chunk_and_leaves_its_state_alone():
+    layer = make(bidirectional=False, chunk_size=5)
+    x, state, sizes = torch.randn(2, 12, WIDTH, dtype=torch.float64), None, []
+    for t in range(12):
+        before = None if state is None else tuple(part.clone() for part in state)
+        _, following = layer.step(x[:, t], state)
+        if state is not None:
+            torch.testing.assert_close(tuple(state), before, rtol=0, atol=0)
+        state = following
+        sizes.append(state.key.shape[1])
+    assert sizes == [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "laplace"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_chunk_of_the_whole_length_is_no_chunk(bidirectional, attention):
+    chunked = make(chunk_size=LENGTH, bidirectional=bidirectional, attention=attention)
+    whole = make(max_length=LENGTH, bidirectional=bidirectional, attention=attention)
+    whole.load_state_dict(chunked.state_dict())
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(chunked(x), whole(x), rtol=0, atol=0)
+
+
+def test_chunks_meet_in_the_average_alone():
+    layer = make(chunk_size=8)
+    x = torch.randn(1, 24, WIDTH, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 20] += 1.0
+    assert (layer(changed) - layer(x))[:, :8].abs().max() > 1e-6
+    with torch.no_grad():
+        layer.average.gamma.zero_()
+    assert (layer(changed) - layer(x))[:, :16].abs().max() < 1e-12
+    assert (layer(changed) - layer(x))[:, 16].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("attention", ["softmax", "laplace", "relu2"])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": False}, {"chunk_size": 5}])
+def test_padding_on_any_side_is_not_there(attention, options):
+    """Without the moving average, to which padding is time that passes: a mask with holes, and a row of padding."""
+    layer = make(attention=attention, rotary=True, **options)
+    with torch.no_grad():
+        layer.average.gamma.zero_()
+    x = torch.randn(3, 12, WIDTH, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(3, 12, dtype=torch.bool)
+    mask[0, :3] = mask[1, 6:9] = mask[1, 11] = mask[2] = False
+    output = layer(x, mask=mask)
+    noise = torch.where(mask[..., None], x, 1e3 * torch.randn_like(x))
+    torch.testing.assert_close(layer(noise, mask=mask)[mask], output[mask], rtol=0, atol=1e-10)
+    grads = torch.autograd.grad(output.square().sum(), (x, *layer.parameters()))
+    assert all(part.isfinite().all() for part in (output, *grads))
+    torch.testing.assert_close(output[1:2, 10], layer(x[1:2, :11], mask=mask[1:2, :11])[:, 10], rtol=0, atol=1e-10)
+    if not options:
+        torch.testing.assert_close(output[0, 3:], layer(x[:1, 3:])[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_softmax_is_never_over_nothing(monkeypatch, bidirectional):
+    """Not every kernel of SDPA defines it, so that padding which would see nothing sees padding."""
+    masks = []
+
+    def spy(query, key, value, mask, dropout):
+        masks.append(mask)
+        return value
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    mask = torch.arange(LENGTH) >= torch.tensor([0, 3, LENGTH])[:, None]
+    make(bidirectional=bidirectional)(torch.randn(3, LENGTH, WIDTH, dtype=torch.float64), mask=mask)
+    assert masks[0].isfinite().any(dim=-1).all()
+    assert masks[0].isinf().any()
+
+
+def test_very_fast_and_very_slow_averages():
+    """q = 0 and q = 1 as float32 would round them."""
+    for delta, alpha, ratio in ((60.0, 60.0, 0.0), (-9.0, -9.0, math.exp(-1e6 * math.exp(-18)))):
+        parameters = [torch.full((1, 1), value, requires_grad=True) for value in (delta, alpha, 1.0, 1.0)]
+        kernel = ema_kernel(*parameters, length=1_000_001)
+        assert (kernel[0, -1] / kernel[0, 0]).item() == pytest.approx(ratio, abs=1e-4)
+        for grad in torch.autograd.grad(kernel[:, :100].sum(), parameters):
+            assert grad.isfinite().all()
+
+
+def test_toeplitz_by_hand():
+    values = torch.tensor([-2, -1, 0, 1, 2])
+    torch.testing.assert_close(toeplitz(values), torch.tensor([[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]))
+    torch.testing.assert_close(toeplitz(torch.tensor([5])), torch.tensor([[5]]))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "laplace"])
+def test_dropout_is_of_the_weights_in_training(attention):
+    layer = make(attention_dropout=0.5, attention=attention)
+    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    torch.testing.assert_close(layer(x), layer(x), rtol=0, atol=0)
+
+
+def test_begins_as_the_official_code():
+    layer = MegaAttention(256, max_length=512)
+    expected = {
+        "average.delta": 0.2, "average.alpha": 0.2, "average.gamma": 1.0, "average.omega": 1.0, "in_proj.weight": 0.02,
+        "value_proj.weight": 0.02, "out_proj.weight": 0.02, "scale": 0.02, "position_bias": 0.02,
+    }  # fmt: skip
+    parameters = dict(layer.named_parameters())
+    for name, std in expected.items():
+        assert parameters[name].std().item() == pytest.approx(std, rel=0.25), name
+        assert abs(parameters[name].mean().item()) < std / 3, name
+    signs = torch.tensor([1.0, -1.0]).repeat(8)
+    assert (layer.average.beta - signs).abs().max() < 0.15
+    assert layer.offset.count_nonzero() == 0
+
+
+def test_a_sequence_beyond_the_position_biases():
+    x = torch.randn(1, 30, WIDTH, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"30 tokens is longer than the 29 .* rotary=True"):
+        make()(x)
+    make(rotary=True)(x)
+    make(chunk_size=7)(x)
+    assert MegaAttention(4).position_bias.shape == (2047,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shared": 0}, "shared must be at least 1, got 0"),
+        ({"ema_size": 0}, "ema_size must be at least 1, got 0"),
+        ({"expansion": 0.0}, "expansion must be a number above 0, got 0.0"),
+        ({"attention_dropout": 1.5}, "attention_dropout must lie between 0 and 1, got 1.5"),
+        ({"shared": 7, "rotary": True}, "rotary positions need an even width, got shared=7"),
+        ({"attention": "linear"}, "attention is 'linear'; it can be softmax, laplace, relu2"),
+    ],
+)
+def test_errors_say_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_mixer("mega", 8, **options)
+
+
+def test_chunk_sizes_are_positive():
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        create_mixer("mega-chunk", 8, chunk_size=0)

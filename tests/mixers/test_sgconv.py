@@ -1,0 +1,109 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longlens.mixers.base import mixer_config
+from longlens.mixers.sgconv import SGConv, multiscale_kernel
+from longlens.ops.long_conv import long_conv_reference
+
+LENGTH, WIDTH = 101, 6
+
+
+def reference_kernel(weights, decay, length):
+    """Tap by tap: which sub-kernel it belongs to, and which two of its weights it lies between."""
+    scales, channels, size = weights.shape
+    kernel = torch.zeros(channels, length, dtype=weights.dtype)
+    for tap in range(min(length, size * 2 ** (scales - 1))):
+        scale = 0 if tap < size else 1 + (tap // size).bit_length() - 1
+        start, stretch = (0, 1) if scale == 0 else (size * 2 ** (scale - 1), 2 ** (scale - 1))
+        place = min(max((tap - start + 0.5) / stretch - 0.5, 0.0), size - 1.0)
+        left = int(place)
+        right, share = min(left + 1, size - 1), place - left
+        value = (1 - share) * weights[scale, :, left] + share * weights[scale, :, right]
+        kernel[:, tap] = value * decay**-scale
+    return kernel
+
+
+@pytest.mark.parametrize(("size", "scales"), [(1, 8), (4, 5), (5, 6), (16, 1)])
+def test_the_kernel_is_its_formula(size, scales):
+    weights = torch.randn(scales, 3, size, dtype=torch.float64, requires_grad=True)
+    decay = torch.tensor([1.0, 1.5, 3.0], dtype=torch.float64)
+    for length in (1, size, 23, LENGTH):
+        kernels = [build(weights, decay, length) for build in (multiscale_kernel, reference_kernel)]
+        torch.testing.assert_close(*kernels, rtol=0, atol=1e-13)
+        upstream = torch.randn(3, length, dtype=torch.float64)
+        gradients = [torch.autograd.grad(kernel, weights, upstream)[0] for kernel in kernels]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_the_kernel_of_a_hand_made_example():
+    """w = (1, 3), (1, 3), (1, 3) with α = 2: the third is stretched to 1, 1.5, 2.5, 3."""
+    weights = torch.tensor([1.0, 3.0]).expand(3, 1, 2)
+    kernel = multiscale_kernel(weights, torch.tensor([2.0]), 10)
+    torch.testing.assert_close(kernel, torch.tensor([[1, 3, 0.5, 1.5, 0.25, 0.375, 0.625, 0.75, 0, 0]]))
+
+
+@pytest.mark.parametrize("output", ["glu", "linear"])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_the_layer_is_a_product_with_toeplitz_matrices(bidirectional, output):
+    options = {"kernel_dim": 4, "decay_min": 1.0, "decay_max": 3.0, "max_length": LENGTH}
+    layer = SGConv(WIDTH, bidirectional=bidirectional, output=output, dtype=torch.float64, **options)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    decay = torch.linspace(1, 3, WIDTH, dtype=torch.float64)
+    sides = [reference_kernel(weight, decay, LENGTH) for weight in (layer.weight / layer.norm).split(WIDTH, dim=1)]
+    y = layer.out_proj(F.gelu(long_conv_reference(x, *sides) + layer.skip * x))
+    expected = F.glu(y, dim=-1) if output == "glu" else y
+    assert len(sides) == 1 + bidirectional
+
+    actual = layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn_like(actual)
+    gradients = [torch.autograd.grad(result, [x, *layer.parameters()], upstream) for result in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
+
+
+def test_kernels_have_norm_1_at_first_and_the_norm_stays():
+    layer = SGConv(WIDTH, kernel_dim=4, max_length=LENGTH, dtype=torch.float64)
+    assert layer.weight.shape == (6, 2 * WIDTH, 4)  # 4·2⁵ = 128 is the first to reach 101
+    assert layer.reach == 128
+    torch.testing.assert_close(layer.kernel(128).norm(dim=-1), torch.ones(2 * WIDTH, dtype=torch.float64))
+    with torch.no_grad():
+        layer.weight.mul_(3)
+    torch.testing.assert_close(layer.kernel(128).norm(dim=-1), torch.full((2 * WIDTH,), 3.0, dtype=torch.float64))
+    other = SGConv(WIDTH, kernel_dim=4, max_length=LENGTH, dtype=torch.float64)
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other.kernel(128), layer.kernel(128), rtol=0, atol=0)
+
+
+def test_a_kernel_begins_the_same_at_every_length_and_ends_at_its_reach():
+    layer = SGConv(WIDTH, kernel_dim=4, max_length=40)
+    longest = layer.kernel(100)
+    assert (longest[:, 63] != 0).all()
+    assert (longest[:, 64:] == 0).all()
+    for length in (1, 4, 5, 23, 64, 65):
+        torch.testing.assert_close(layer.kernel(length), longest[:, :length], rtol=0, atol=0)
+
+
+def test_each_sub_kernel_is_weaker_by_its_decay():
+    """RMS over many channels: 1, 1/2, then a little less than 1/4, since interpolation averages."""
+    layer = SGConv(512, kernel_dim=16, max_length=64, bidirectional=False)
+    kernel = layer.kernel(64) * layer.norm
+    first, second, third = (part.square().mean().sqrt().item() for part in kernel.split([16, 16, 32], dim=1))
+    assert second / first == pytest.approx(1 / 2, rel=0.05)
+    assert 0.15 < third / first < 0.25
+
+
+def test_max_length_gives_the_number_of_sub_kernels():
+    for max_length, scales in ((1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (1024, 7), (None, 7)):
+        assert mixer_config("sgconv").build(8, max_length=max_length).weight.shape[0] == scales
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(ValueError, match="kernel_dim must be at least 1, got 0"):
+        SGConv(WIDTH, kernel_dim=0)
+    with pytest.raises(ValueError, match=r"decay_max at least decay_min, got 3.0 and 2.0"):
+        SGConv(WIDTH, decay_min=3.0)
+    with pytest.raises(ValueError, match=r"finite numbers above 0.* got 0.0 and 2.0"):
+        SGConv(WIDTH, decay_min=0.0)
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        SGConv(WIDTH, max_length=0)
