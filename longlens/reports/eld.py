@@ -11,12 +11,12 @@ import torch
 from matplotlib.figure import Figure
 
 from longlens.ops.decay import SCHEDULES, decay_rates
+from longlens.reports.pictures import check_picture, save_picture
 
 
 def draw_eld(path: Path, *, heads: int, max_rate: float, length: int) -> None:
     """Write the picture to ``path``; the ending decides the format."""
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"out must end in .png, .pdf or .svg, got {path}")
+    check_picture(path)
     if length < 2:
         raise ValueError(f"length must be at least 2, got {length}")
     if heads < 2:
@@ -33,8 +33,7 @@ def draw_eld(path: Path, *, heads: int, max_rate: float, length: int) -> None:
     rates = decay_rates(heads, max_rate, dtype=torch.float64)
     shown = [round(i * (heads - 1) / 3) for i in range(4)] if heads >= 4 else list(range(heads))
     _draw_matrices(lower, rates, shown, length)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_picture(figure, path)
 
 
 def _draw_kept(axes, rates: torch.Tensor, distance: torch.Tensor) -> None:

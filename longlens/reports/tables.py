@@ -151,11 +151,19 @@ def _groups(outcomes: "list[Outcome]") -> "list[list[Outcome]]":
 
 
 def _changing(outcomes: "list[Outcome]") -> list[str]:
-    """The fields other than the mixer and the seed in which runs differ, among those of runs that have them."""
+    """The fields other than the mixer and the seed in which runs differ. Of the options of mixers, those in which runs
+    of one mixer differ: the options of another are its own."""
     values = [outcome.config.values() for outcome in outcomes]
     names = dict.fromkeys(name for entry in values for name in entry)
-    differing = [name for name in names if len({str(entry[name]) for entry in values if name in entry}) > 1]
-    return [name for name in differing if name not in ("mixer", "training.seed")]
+    changing = []
+    for name in names:
+        seen: dict[str, set[str]] = {}
+        for entry in values:
+            if name in entry:
+                seen.setdefault(entry["mixer"] if name.startswith("mixer.") else "", set()).add(str(entry[name]))
+        if name not in ("mixer", "training.seed") and max(map(len, seen.values())) > 1:
+            changing.append(name)
+    return changing
 
 
 def _named(outcome: "Outcome", changing: list[str]) -> str:

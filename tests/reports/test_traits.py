@@ -1,0 +1,123 @@
+"""Traits are those of the paper's Table 10, and what can be measured is measured."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from longlens.mixers.base import Config, list_mixers, mixer_class
+from longlens.reports import traits
+from longlens.reports.traits import measure_traits, response, sides
+
+# Table 10: decays, regularized, unique initialization, stable, gated, complex, normalized, non-recurrent.
+TABLE_10 = {
+    "lssl": "YNYNNNNY",
+    "s4": "YNYYNYNY",
+    "dss": "YNNYNYNY",
+    "gss": "YNNYYNNY",
+    "mega": "YNYYYNNY",
+    "s5": "YNNYNYNN",
+    "sgconv": "YYYNNNNN",
+    "dlr": "YNNYNYNY",
+    "h3": "YNYYYYNY",
+    "long-conv": "YYYNNNNY",
+    "lru": "YNYYNYYN",
+    "tnn": "YNNNNNNY",
+}
+
+
+@pytest.mark.parametrize("name", TABLE_10)
+def test_the_layers_of_the_paper_have_its_traits(name):
+    found = mixer_class(name).traits
+    values = [getattr(found, column) for column in traits.COLUMNS] + [not found.recurrent]
+    assert "".join("NY"[value] for value in values) == TABLE_10[name]
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_only_layers_that_can_be_causal_have_a_state(name):
+    causal, both = sides(mixer_class(name))
+    assert causal or both
+    assert mixer_class(name).traits.state is None or causal
+
+
+class Kernel(nn.Module):
+    """A layer of which only the kernel is looked at."""
+
+    def __init__(self, taps):
+        super().__init__()
+        self.taps = taps
+
+    def kernel(self, length):
+        return self.taps[:, :length]
+
+
+def made(taps):
+    @dataclass(frozen=True, kw_only=True)
+    class Made(Config):
+        def build(self, d_model, *, max_length=None, device=None, dtype=None):
+            return Kernel(taps)
+
+    return Made
+
+
+def measured(monkeypatch, taps):
+    monkeypatch.setattr(traits, "mixer_class", lambda name: made(taps))
+    return measure_traits("any", length=taps.shape[1], width=taps.shape[0])
+
+
+def test_an_exponential_has_its_rate(monkeypatch):
+    found = measured(monkeypatch, torch.exp(-0.01 * torch.arange(1024.0)).expand(8, -1))
+    assert found.rate == pytest.approx(0.01, rel=1e-3)
+    assert found.far == pytest.approx(math.exp(-7.68), rel=1e-3)
+    assert found.roughness == pytest.approx(0.01, rel=0.01)
+    assert found.decays
+
+
+def test_noise_is_rough_and_does_not_decay(monkeypatch):
+    torch.manual_seed(0)
+    found = measured(monkeypatch, torch.randn(64, 1024))
+    assert found.far == pytest.approx(1.0, abs=0.05)
+    assert found.roughness == pytest.approx(math.sqrt(2), abs=0.02)
+    assert not found.decays
+
+
+class Echo(nn.Module):
+    """y_t = Σ 0.9^n x_{t-n}, without saying so."""
+
+    def forward(self, x, mask=None):
+        outputs = [x[:, 0]]
+        for t in range(1, x.shape[1]):
+            outputs.append(0.9 * outputs[-1] + x[:, t])
+        return torch.stack(outputs, dim=1)
+
+
+def test_layers_without_a_kernel_are_measured_by_their_derivative():
+    weights = response(Echo(), 32, 4)
+    shape = weights / weights[:, :1]
+    torch.testing.assert_close(shape, (0.9 ** torch.arange(32.0)).expand_as(shape), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE_10 if name != "dlr"])
+def test_every_successful_layer_of_the_paper_decays(name):
+    """The claim of Appendix E, at initialization and over 1,024 tokens."""
+    assert measure_traits(name).decays
+
+
+def test_dlr_decays_only_over_longer_distances():
+    """Its published initialization forgets so slowly that the claim does not hold over 1,024 tokens."""
+    assert 0.5 < measure_traits("dlr", length=1024).far < 0.9
+    assert measure_traits("dlr", length=8192, width=16).decays
+
+
+def test_a_state_is_counted():
+    found = measure_traits("lstm", length=16, width=8)
+    assert found.state is not None
+    assert found.state > 0
+    assert measure_traits("linformer", length=16, width=8).state is None
+
+
+def test_too_short_is_refused():
+    with pytest.raises(ValueError, match="length must be at least 16, got 3"):
+        measure_traits("las", length=3)
