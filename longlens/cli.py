@@ -83,6 +83,30 @@ def figures_eld(
     say(make_console(), f"written to {out}")
 
 
+def figures_kernels(
+    out: Path = Path("results/kernels.png"),
+    mixers: tuple[str, ...] = ("s4", "mega", "sgconv"),
+    length: int = 1024,
+    width: int = 64,
+    channels: int = 4,
+    seed: int = 0,
+) -> None:
+    """Draw random kernels of long-range layers at initialization, as the paper's Figure 1 does.
+
+    Args:
+        out: the picture to write (.png, .pdf or .svg).
+        mixers: the layers; any that is a convolution or contains one.
+        length: of the kernels.
+        width: of the layers.
+        channels: kernels of each.
+        seed: of the parameters.
+    """
+    from longlens.reports.kernels import draw_kernels
+
+    draw_kernels(out, mixers=mixers, length=length, width=width, channels=channels, seed=seed)
+    say(make_console(), f"written to {out}")
+
+
 def demo(out: Path = Path("results"), runs: Path = Path("runs")) -> None:
     """LaS attention equals its formula, and LaS, LaS-chunk and a Transformer learn ListOps at the same budget.
 
@@ -155,6 +179,68 @@ def bench_model(
     size = bench.Size(depth, width, heads, length, batch, vocabulary)
     bench.bench_model(
         size, mixers=mixers, tasks=tasks, steps=steps, rounds=rounds, device=device, out=out, console=make_console()
+    )  # fmt: skip
+
+
+def bench_layers(
+    mixers: tuple[str, ...] = (),
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384),
+    width: int = 128,
+    heads: int = 4,
+    batch: int = 1,
+    rounds: int = 5,
+    device: Device = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Time and peak memory of every layer, forward and backward, relative to the Transformer's attention.
+
+    Args:
+        mixers: the layers; by default all.
+        lengths: sequence lengths.
+        width: channels of a token.
+        heads: of the layers that have heads.
+        batch: sequences.
+        rounds: interleaved rounds; the best of each layer counts.
+        device: where to run.
+        out: also write the figures and the environment to this JSON file.
+    """
+    import longlens.bench.layers as bench
+    from longlens.mixers.base import list_mixers
+
+    bench.bench_layers(
+        bench.Size(width, heads, batch), mixers=mixers or tuple(list_mixers()), lengths=lengths, rounds=rounds,
+        device=device, out=out, console=make_console(),
+    )  # fmt: skip
+
+
+def bench_packages(
+    packages: tuple[str, ...] = (),
+    lengths: tuple[int, ...] = (1024, 4096),
+    width: int = 128,
+    heads: int = 4,
+    batch: int = 2,
+    rounds: int = 7,
+    device: Device = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Our layers beside the same layers of other packages at equal sizes, forward and backward.
+
+    Args:
+        packages: which ones; by default all that are installed (the extra 'dev' has them).
+        lengths: sequence lengths.
+        width: channels of a token.
+        heads: of the layers that have heads.
+        batch: sequences.
+        rounds: interleaved rounds; the best of each layer counts.
+        device: where to run.
+        out: also write the figures and the environment to this JSON file.
+    """
+    import longlens.bench.packages as bench
+    from longlens.bench.layers import Size
+
+    bench.bench_packages(
+        Size(width, heads, batch), packages=packages, lengths=lengths, rounds=rounds, device=device, out=out,
+        console=make_console(),
     )  # fmt: skip
 
 
@@ -234,11 +320,22 @@ def list_tasks() -> None:
     data_list()
 
 
-def list_mixers() -> None:
-    """All mixers: what they are, whether they are causal, and their options."""
-    from longlens.reports.tables import mixers_table
+def list_mixers(traits: bool = False, length: int = 1024, width: int = 64) -> None:
+    """All mixers: what they are, whether they are causal, and their options.
 
-    make_console().print(mixers_table())
+    Args:
+        traits: what they are made of instead, as in the paper's Table 10, and what can be measured of it.
+        length: of the sequences with which traits are measured.
+        width: of the layers of which traits are measured.
+    """
+    if traits:
+        from longlens.reports.traits import traits_tables
+
+        make_console().print(*traits_tables(length, width), sep="\n")
+    else:
+        from longlens.reports.tables import mixers_table
+
+        make_console().print(mixers_table())
 
 
 def list_runs(runs: Path = Path("runs")) -> None:
@@ -379,8 +476,14 @@ COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "compare": ForEachTask(_compare),
     "sweep": ForEachTask(_sweep),
-    "bench": {"attention": bench_attention, "data": bench_data, "model": bench_model},
-    "figures": {"eld": figures_eld},
+    "bench": {
+        "attention": bench_attention,
+        "data": bench_data,
+        "layers": bench_layers,
+        "model": bench_model,
+        "packages": bench_packages,
+    },
+    "figures": {"eld": figures_eld, "kernels": figures_kernels},
 }
 
 

@@ -95,7 +95,8 @@ class Flags:
         options: dict[str, Any] = {}
         for mixer in self.mixers:
             hints = get_type_hints(mixer_class(mixer))
-            options |= {name: hints[name] for name in option_names(mixer_class(mixer)) if name not in options}
+            for name in option_names(mixer_class(mixer)):  # of several types, what any of the mixers takes
+                options[name] = options[name] | hints[name] if name in options else hints[name]
         note = tyro.conf.arg(help="of the mixers that have it; by default as the recipe says.")
         made = [(name, Annotated[hint | None, note], field(default=None)) for name, hint in options.items()]
         return make_dataclass("Mixer", made, kw_only=True, frozen=True)()

@@ -89,8 +89,8 @@ def test_figures_eld_draws_a_picture(tmp_path):
         (["bench", "attention", "--device", "tpu"], "tpu"),
         (["bench", "model", "--depth", "0"], "longlens: all of Size(depth=0"),
         (["train", "lisops"], "longlens: 'longlens train' knows no 'lisops'; did you mean 'listops'?"),
-        (["train", "listops", "--mixer", "lass"], "longlens: there is no mixer 'lass'; did you mean 'las'?"),
-        (["compare", "listops", "--mixers", "las", "trasformer"], "did you mean 'transformer'?"),
+        (["train", "listops", "--mixer", "lass"], "longlens: there is no mixer 'lass'; did you mean 'las' or 'lssl'?"),
+        (["compare", "listops", "--mixers", "las", "trasformer"], "did you mean 'transformer' or 'reformer'?"),
         (["compare", "listops", "--mixers"], "longlens: there is nothing to run"),
         (["train", "listops", "--recipe", "min"], "longlens: there is no recipe 'min'; did you mean 'mini'?"),
         (["train", "listops", "--recipe", "my.toml"], "longlens: my.toml is not a file"),
@@ -144,7 +144,7 @@ def test_bad_arguments_are_one_message_and_exit_code_2(arguments, message, tmp_p
 def test_a_bad_argument_is_no_traceback_in_a_shell(tmp_path):
     result = longlens("train", "listops", "--mixer", "lass", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == "longlens: there is no mixer 'lass'; did you mean 'las'?\n"
+    assert result.stderr == "longlens: there is no mixer 'lass'; did you mean 'las' or 'lssl'?\n"
 
 
 def test_list_shows_every_mixer():

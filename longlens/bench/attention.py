@@ -1,6 +1,5 @@
 """What LaS attention costs beside plain attention: ``longlens bench attention``."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,9 +12,8 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from longlens.bench.measure import peak_memory, time_interleaved
+from longlens.bench.measure import check_out, peak_memory, time_interleaved, write_result
 from longlens.console import say
-from longlens.environment import environment
 from longlens.mixers.las import LaSAttention
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
@@ -171,8 +169,7 @@ def bench_attention(
             raise ValueError(f"{name} must be at least 1, got {', '.join(map(str, numbers)) or 'none'}")
     if not groups:
         raise ValueError(f"groups must name at least one of {', '.join(GROUPS)}")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    check_out(out)
     rows: list[dict] = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(head_dims) * len(lengths) * len(groups))
@@ -190,19 +187,11 @@ def bench_attention(
                     progress.advance(task)
                 table.add_section()
                 if out is not None:  # after each length, so that nothing is lost when it is interrupted
-                    _write(out, setting, rounds, rows)
+                    write_result(out, setting.device, {"settings": asdict(setting) | {"rounds": rounds}, "rows": rows})
             console.print(table)
     if out is not None:
         say(console, f"written to {out}")
     return rows
-
-
-def _write(out: Path, setting: Setting, rounds: int, rows: list[dict]) -> None:
-    settings = asdict(setting) | {"rounds": rounds}
-    result = {"environment": environment(torch.device(setting.device)), "settings": settings, "rows": rows}
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(out)
 
 
 def _measure(candidates: list[Candidate], rounds: int, device_name: str, progress: Progress) -> list[dict]:

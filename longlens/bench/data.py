@@ -1,6 +1,5 @@
 """How fast data is made, imported and loaded: ``longlens bench data``."""
 
-import json
 import os
 import tempfile
 import time
@@ -15,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from longlens.bench.measure import check_out, write_result
 from longlens.console import say
-from longlens.environment import environment
 from longlens.models.heads import loss_sum
 from longlens.models.model import create_model
 from longlens.naming import nearest
@@ -57,8 +56,7 @@ def bench_data(
         raise ValueError(f"batch_size is {batch_size} and rounds is {rounds}; both must be at least 1")
     if source is not None and not any((source / folder).is_dir() for folder, _ in IMPORTED.values()):
         raise ValueError(f"{source} has none of the folders {', '.join(dict(IMPORTED.values()))}")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    check_out(out)
     rows: list[dict[str, Any]] = []
     with _temporary_home():
         for name in tasks or (*GENERATED, *IMPORTED):
@@ -77,7 +75,7 @@ def bench_data(
             rows.append(row | _measure_loader(task, batch_size, rounds))
     console.print(_table(rows))
     if out is not None:
-        out.write_text(json.dumps({"environment": environment(torch.device("cpu")), "rows": rows}, indent=1))
+        write_result(out, "cpu", {"rows": rows})
         say(console, f"written to {out}")
     return rows
 

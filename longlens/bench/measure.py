@@ -1,10 +1,15 @@
 """Time and memory of functions, fair on a noisy machine."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+
+from longlens.environment import environment
 
 Job = Callable[[], object]
 
@@ -84,3 +89,16 @@ def peak_memory(job: Job, device: torch.device) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def check_out(out: Path | None) -> None:
+    """Before an hour of measuring, not after it."""
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ValueError(f"out must be a file in a folder that exists, got {out}")
+
+
+def write_result(out: Path, device: str, result: dict[str, Any]) -> None:
+    """Figures and the environment as JSON, whole or not at all."""
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(json.dumps({"environment": environment(torch.device(device)), **result}, indent=1) + "\n")
+    partial.replace(out)

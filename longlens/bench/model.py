@@ -4,7 +4,6 @@ Our models beside transformers' GPT-2 of the same size, a step on the same batch
 time that is not spent in forward, backward and optimizer.
 """
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.bench.measure import Job, time_interleaved
+from longlens.bench.measure import Job, check_out, time_interleaved, write_result
 from longlens.console import say
-from longlens.environment import environment
 from longlens.models.heads import loss_sum
 from longlens.models.model import count_parameters, create_model
 from longlens.progress import progress
@@ -54,15 +52,14 @@ def bench_model(
     """Measure, print two tables, write ``out``, and return the rows."""
     if min(asdict(size).values()) < 1 or rounds < 1 or steps < 1:
         raise ValueError(f"all of {size} and rounds = {rounds} and steps = {steps} must be at least 1")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out must be a file in a folder that exists, got {out}")
+    check_out(out)
     speed = _measure_models(size, mixers, rounds, torch.device(device))
     console.print(_speed_table(size, speed))
     overhead = [_measure_loop(task, steps, device) for task in tasks]
     console.print(_overhead_table(overhead))
     result = {"size": asdict(size), "speed": speed, "overhead": overhead}
     if out is not None:
-        out.write_text(json.dumps({"environment": environment(torch.device(device)), **result}, indent=1))
+        write_result(out, device, result)
         say(console, f"written to {out}")
     return result
 
