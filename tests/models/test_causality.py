@@ -3,29 +3,40 @@
 import pytest
 import torch
 
-from longlens.mixers.base import list_mixers, mixer_class, mixer_config
+from longlens.mixers.base import list_mixers, mixer_class
 from longlens.models.model import create_model
 from longlens.options import option_names
+from longlens.reports.traits import sides
 from longlens.tasks.base import Spec
 
 SPEC = Spec("tokens", 11, 25, "language", 11, "bits_per_byte")
-CAUSAL = [name for name in list_mixers() if mixer_config(name).looks_ahead() is None]
+CAUSAL = [name for name in list_mixers() if sides(mixer_class(name))[0]]
+SOME = ("las", "las-chunk", "s4d", "performer")  # of each kind
 
 
-def build(name, **options):
-    small = {"heads": 4, "max_rate": 0.3, "chunk_size": 7}
-    small = {option: value for option, value in small.items() if option in option_names(mixer_class(name))}
-    return create_model(SPEC, name, depth=2, width=16, dtype=torch.float64, **small, **options)
+def rounding(name) -> float:
+    """An FFT spreads rounding errors over the whole sequence; nothing else may leak at all."""
+    return 1e-10 if mixer_class(name).traits.cost == "L log L" else 0.0
 
 
-def test_there_are_causal_mixers():
-    assert {"transformer", "l-attention", "s-attention", "las", "las-chunk"} <= set(CAUSAL)
+@pytest.fixture
+def build(small_options):
+    def make(name, **options):
+        if "bidirectional" in option_names(mixer_class(name)):
+            options["bidirectional"] = False
+        return create_model(SPEC, name, depth=2, width=16, dtype=torch.float64, **small_options(name, **options))
+
+    return make
+
+
+def test_all_but_a_few_can_be_causal():
+    assert set(list_mixers()) - set(CAUSAL) == {"las-bidirectional", "linformer", "s4-bidirectional"}
 
 
 @pytest.mark.parametrize("prenorm", [True, False])
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "learned", "rotary"])
-@pytest.mark.parametrize("name", CAUSAL)
-def test_logits_do_not_know_what_comes(name, positions, prenorm):
+@pytest.mark.parametrize("name", SOME)
+def test_logits_do_not_know_what_comes(build, name, positions, prenorm):
     if positions == "rotary" and "rotary" not in option_names(mixer_class(name)):
         pytest.skip(f"{name} takes no rotary positions")
     model = build(name, positions=positions, prenorm=prenorm)
@@ -35,26 +46,26 @@ def test_logits_do_not_know_what_comes(name, positions, prenorm):
         changed = tokens.clone()
         changed[:, t:] = (changed[:, t:] + torch.randint(1, 11, (2, 25 - t))) % 11  # every one of them
         after = model(changed)
-        assert torch.equal(after[:, :t], before[:, :t])
+        assert (after[:, :t] - before[:, :t]).abs().max() <= rounding(name)
         assert (after[:, t] != before[:, t]).any(), "though it is not blind"
 
 
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("name", CAUSAL)
-def test_the_gradient_of_a_logit_ends_at_its_token(name, prenorm):
+@pytest.mark.parametrize("name", SOME)
+def test_the_gradient_of_a_logit_ends_at_its_token(build, name, prenorm):
     model = build(name, prenorm=prenorm)
     embedded = []
     model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
     logits = model(torch.randint(11, (2, 25)))
     for t in range(25):
         (gradient,) = torch.autograd.grad(logits[:, t, 3].sum(), embedded[0], retain_graph=True)
-        assert gradient[:, t + 1 :].count_nonzero() == 0
+        assert (gradient[:, t + 1 :].abs() <= rounding(name)).all()
         assert gradient[:, t].count_nonzero() > 0
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_prefix_has_the_logits_of_the_whole(name):
+def test_a_prefix_has_the_logits_of_the_whole(build, name):
     model, tokens = build(name), torch.randint(11, (2, 25))
     whole = model(tokens)
     for length in (1, 6, 7, 8, 24):
-        torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-11)
+        torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-10)

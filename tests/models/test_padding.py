@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from longlens.mixers.base import list_mixers, mixer_class
+from longlens.mixers.base import list_mixers
 from longlens.models.heads import loss_sum
 from longlens.models.model import create_model
-from longlens.options import option_names
 from longlens.tasks.base import Spec
 from longlens.tasks.batches import Batch
 from longlens.tasks.datasets import IGNORE
@@ -23,10 +22,16 @@ SPECS = {
 }
 
 
-def build(name, head="classify", *, depth=2, dtype=torch.float64, **options):
-    small = {"heads": 4, "max_rate": 0.3, "chunk_size": 7}
-    small = {option: value for option, value in small.items() if option in option_names(mixer_class(name))}
-    return create_model(SPECS[head], name, depth=depth, width=16, dtype=dtype, **small, **options)
+SOME = ("las", "las-chunk", "las-bidirectional", "s4d", "mega", "lstm")  # of each kind; tests/mixers has all of them
+
+
+@pytest.fixture
+def build(small_options):
+    def make(name, head="classify", *, depth=2, dtype=torch.float64, **options):
+        options = small_options(name, **options)
+        return create_model(SPECS[head], name, depth=depth, width=16, dtype=dtype, **options)
+
+    return make
 
 
 def gradients(model, loss):
@@ -41,8 +46,8 @@ def refill(tokens):
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("name", list_mixers())
-def test_samples_of_a_padded_batch_are_as_if_alone(name, prenorm, training, pooling):
+@pytest.mark.parametrize("name", SOME)
+def test_samples_of_a_padded_batch_are_as_if_alone(build, name, prenorm, training, pooling):
     model = build(name, prenorm=prenorm, pooling=pooling).train(training)
     tokens = torch.randint(11, (4, 25))
     together = model(tokens, MASK)
@@ -55,8 +60,8 @@ def test_samples_of_a_padded_batch_are_as_if_alone(name, prenorm, training, pool
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("name", list_mixers())
-def test_what_is_in_the_padding_does_not_matter(name, prenorm, norm, training):
+@pytest.mark.parametrize("name", SOME)
+def test_what_is_in_the_padding_does_not_matter(build, name, prenorm, norm, training):
     """Outputs, gradients and running statistics."""
     model = build(name, prenorm=prenorm, norm=norm).train(training)
     tokens, other = torch.randint(11, (4, 25)), copy.deepcopy(model)
@@ -68,8 +73,8 @@ def test_what_is_in_the_padding_does_not_matter(name, prenorm, norm, training):
 
 
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("name", list_mixers())
-def test_with_batch_norm_more_padding_changes_nothing(name, prenorm):
+@pytest.mark.parametrize("name", SOME)
+def test_with_batch_norm_more_padding_changes_nothing(build, name, prenorm):
     """In training, where samples are not alone, and in evaluation, where they are."""
     model = build(name, prenorm=prenorm, norm="batch")
     tokens, other = torch.randint(11, (4, 17)), copy.deepcopy(model)
@@ -86,7 +91,19 @@ def test_with_batch_norm_more_padding_changes_nothing(name, prenorm):
     torch.testing.assert_close(model(tokens, mask), alone, rtol=0, atol=1e-10)
 
 
-def test_pairs_of_unequal_length_are_as_if_alone():
+@pytest.mark.parametrize("name", list_mixers())
+def test_no_mixer_hears_padding(build, name):
+    model = build(name, norm="batch", depth=1)
+    tokens = torch.randint(11, (4, 25))
+    outputs = model(tokens, MASK)
+    torch.testing.assert_close(outputs, model(refill(tokens), MASK), rtol=0, atol=1e-10)
+    model.eval()
+    alone = torch.cat([model(row[None, :length]) for row, length in zip(tokens, LENGTHS.tolist(), strict=True)])
+    torch.testing.assert_close(model(tokens, MASK), alone, rtol=0, atol=1e-10)
+    assert_harmless(build(name, depth=2, dtype=torch.float32), batch_of("classify").nothing())
+
+
+def test_pairs_of_unequal_length_are_as_if_alone(build):
     model = build("las", "match")
     tokens, lengths = torch.randint(11, (2, 2, 25)), LENGTHS.view(2, 2)
     together = model(tokens, MASK.view(2, 2, 25))
@@ -98,13 +115,13 @@ def test_pairs_of_unequal_length_are_as_if_alone():
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-11)
 
 
-def test_real_inputs_may_have_anything_in_the_padding():
+def test_real_inputs_may_have_anything_in_the_padding(build):
     model, x = build("las", "regress"), torch.randn(4, 25, 3, dtype=torch.float64)
     other = torch.where(MASK.unsqueeze(-1), x, 1e3 * torch.randn_like(x))
     torch.testing.assert_close(model(x, MASK), model(other, MASK), rtol=0, atol=1e-11)
 
 
-def test_the_loss_of_a_padded_language_batch_is_that_of_its_samples():
+def test_the_loss_of_a_padded_language_batch_is_that_of_its_samples(build):
     model, tokens = build("las", "language"), torch.randint(11, (4, 25))
     targets = torch.randint(11, (4, 25)).masked_fill(~MASK, IGNORE)
     together = loss_sum(SPECS["language"], model(tokens, MASK), targets)
@@ -139,8 +156,8 @@ def assert_harmless(model, batch, autocast=False):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("name", list_mixers())
-def test_nothing_but_padding_is_harmless(name, prenorm, norm, training):
+@pytest.mark.parametrize("name", SOME)
+def test_nothing_but_padding_is_harmless(build, name, prenorm, norm, training):
     """For a process that has no samples; in float32 and deep, so that what grows from block to block would show."""
     model = build(name, prenorm=prenorm, norm=norm, depth=8, dtype=torch.float32).train(training)
     nothing = batch_of("classify").nothing()
@@ -151,7 +168,7 @@ def test_nothing_but_padding_is_harmless(name, prenorm, norm, training):
 @pytest.mark.parametrize("head", SPECS)
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("autocast", [True, False])
-def test_nothing_but_padding_is_harmless_to_every_head(head, pooling, autocast):
+def test_nothing_but_padding_is_harmless_to_every_head(build, head, pooling, autocast):
     for norm in ("layer",) if head == "language" else ("layer", "batch"):
         model = build("las", head, norm=norm, pooling=pooling, dtype=torch.float32)
         assert_harmless(model, batch_of(head).nothing(), autocast)
