@@ -67,6 +67,34 @@ def test_bench_attention_writes_what_it_measured(tmp_path):
     assert all(row["forward_backward_s"] > 0 and row["forward_peak_bytes"] > 0 for row in written["rows"])
 
 
+def test_bench_layers_is_relative_to_the_transformer(tmp_path):
+    out = tmp_path / "layers.json"
+    result = longlens(
+        "bench", "layers", "--mixers", "las-chunk", "s4d", "--lengths", "64", "32", "--width", "16", "--heads", "2",
+        "--rounds", "2", "--out", str(out),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert {(row["mixer"], row["length"]) for row in rows} == {
+        (name, length) for name in ("transformer", "las-chunk", "s4d") for length in (32, 64)
+    }
+    assert all(row["seconds"] > 0 and row["bytes"] > 0 and row["parameters"] > 0 for row in rows)
+    assert result.stdout.count("×1 ") == 4, "the baseline is 1 in both tables"
+
+
+def test_bench_packages_measures_both(tmp_path):
+    pytest.importorskip("linformer")
+    out = tmp_path / "packages.json"
+    result = longlens(
+        "bench", "packages", "--packages", "linformer", "--lengths", "64", "--width", "16", "--heads", "2",
+        "--rounds", "2", "--out", str(out),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["ours"] > 0
+    assert row["theirs"] > 0
+
+
 def test_figures_eld_draws_a_picture(tmp_path):
     for name in ("eld.png", "new folder/eld.svg"):
         result = longlens("figures", "eld", "--length", "100", "--out", str(tmp_path / name))
@@ -120,6 +148,11 @@ def test_figures_eld_draws_a_picture(tmp_path):
         (["evaluate", "nowhere"], "longlens: nowhere is not a run: it has no config.json"),
         (["list", "runs"], "longlens: there is no run in runs"),
         (["list", "mixer"], "longlens: 'longlens list' knows no 'mixer'; did you mean 'mixers'?"),
+        (["list", "mixers", "--traits", "--length", "3"], "longlens: length must be at least 16, got 3"),
+        (["bench", "layers", "--mixers", "s6"], "longlens: there is no mixer 's6'; did you mean 's4' or 's5'"),
+        (["bench", "layers", "--lengths", "0"], "lengths = (0,) and rounds = 5 must be at least 1"),
+        (["bench", "packages", "--packages", "lin"], "longlens: 'lin' is not compared; did you mean 'linformer'?"),
+        (["figures", "kernels", "--mixers", "las"], "longlens: mixer 'las' has no kernel to draw; those that have"),
         (["figures", "eld", "--length", "1"], "longlens: length must be at least 2, got 1"),
         (["figures", "eld", "--out", "eld.txt"], "longlens: out must end in .png, .pdf or .svg, got eld.txt"),
         (["figures", "eld", "--out", "[/x].txt"], "longlens: out must end in .png, .pdf or .svg, got [/x].txt"),
@@ -154,6 +187,15 @@ def test_list_shows_every_mixer():
     assert result.returncode == 0, result.stderr
     for name in list_mixers():
         assert name in result.stdout
+
+
+def test_list_shows_the_traits_of_every_mixer():
+    from longlens import list_mixers
+
+    result = longlens("list", "mixers", "--traits", "--length", "16", "--width", "16")
+    assert result.returncode == 0, result.stderr
+    for name in list_mixers():
+        assert result.stdout.count(f"│ {name} ") == 2
 
 
 def test_help_shows_the_defaults_of_the_recipe(tmp_path):

@@ -39,6 +39,13 @@ def test_readme_tasks_are_there():
         assert name in named or name.removeprefix("atomic") in named
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/zoo.md"])
+def test_every_mixer_is_documented(page):
+    named = set(re.findall(r"`([a-z0-9-]+)`", (ROOT / page).read_text()))
+    assert not set(longlens.list_mixers()) - named
+    assert page != "README.md" or f"{len(longlens.list_mixers())} of them" in README
+
+
 def test_the_layer_of_the_contributing_guide_trains(tmp_path):
     snippet = re.search(r"   ```python\n(.*?)   ```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
     assert snippet is not None

@@ -3,6 +3,7 @@
 Forward and backward of one layer, all layers in turn, at equal width and length.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,10 @@ def bench_layers(
     mixers = (BASELINE, *(name for name in mixers if name != BASELINE))
     for name in mixers:
         mixer_class(name)
-    rows: list[dict[str, Any]] = []
-    lengths = tuple(sorted(set(lengths)))
-    with progress("layers", len(lengths) * len(mixers) * (rounds + 1)) as done:
-        for length in lengths:
-            rows += _measure(size, mixers, length, rounds, torch.device(device), done, len(rows) * (rounds + 1))
-            if out is not None:
-                write_result(out, device, {"size": asdict(size), "rounds": rounds, "rows": rows})
-    console.print(_table(size, rows, "seconds", "time of forward and backward", lambda s: f"{1e3 * s:,.1f} ms"))
-    console.print(_table(size, rows, "bytes", "peak memory", lambda b: f"{b / 2**20:,.1f} MiB"))
+    rows = _measure(size, mixers, tuple(sorted(set(lengths))), rounds, torch.device(device))
+    console.print(_times(size, rows), _memory(size, rows), sep="\n")
     if out is not None:
+        write_result(out, device, {"size": asdict(size), "rounds": rounds, "rows": rows})
         say(console, f"written to {out}")
     return rows
 
@@ -78,26 +73,26 @@ def forward_backward(layer: nn.Module, size: Size, length: int, device: torch.de
     return lambda: torch.autograd.grad(layer(x), leaves, weight, allow_unused=True)
 
 
-def _measure(size, mixers, length, rounds, device, done, before) -> list[dict[str, Any]]:
-    layers = {name: build_layer(name, size, length, device) for name in mixers}
-    jobs = {name: forward_backward(layer, size, length, device) for name, layer in layers.items()}
-    turns = iter(range(before, before + len(mixers) * (rounds + 1) + 1))
-
-    def turn() -> None:
-        done(next(turns), f"L = {length:,}")
-
-    timings = time_interleaved(jobs, device, rounds, on_turn=turn, long=10.0)
+def _measure(
+    size: Size, mixers: tuple[str, ...], lengths: tuple[int, ...], rounds: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """All layers at all lengths in turn, so that a slow minute of the machine does not look like a slow length."""
+    layers = {(name, length): build_layer(name, size, length, device) for name in mixers for length in lengths}
+    jobs = {key: forward_backward(layer, size, key[1], device) for key, layer in layers.items()}
     rows = []
-    for name in mixers:
-        traits = mixer_class(name).traits
-        rows.append(
-            {
-                "mixer": name, "length": length, "parameters": count_parameters(layers[name]),
-                "cost": None if traits is None else traits.cost,
-                "seconds": timings[name].best, "bytes": peak_memory(jobs[name], device),
-            }
-        )  # fmt: skip
-        turn()
+    with progress("layers", len(jobs) * (rounds + 1)) as done:
+        turns = iter(range(1, len(jobs) * (rounds + 1) + 1))
+        timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)), long=10.0)
+        for (name, length), layer in layers.items():
+            traits = mixer_class(name).traits
+            rows.append(
+                {
+                    "mixer": name, "length": length, "parameters": count_parameters(layer),
+                    "cost": None if traits is None else traits.cost, "seconds": timings[name, length].best,
+                    "bytes": peak_memory(jobs[name, length], device),
+                }
+            )  # fmt: skip
+            done(next(turns), "memory")
     return rows
 
 
@@ -108,27 +103,47 @@ def growth(rows: list[dict[str, Any]], mixer: str, least: int = 4096) -> float |
     return max(doublings, default=None)
 
 
-def _table(size: Size, rows: list[dict[str, Any]], field: str, title: str, show: Any) -> Table:
+def _times(size: Size, rows: list[dict[str, Any]]) -> Table:
+    grows = {row["mixer"]: growth(rows, row["mixer"]) for row in rows}
+    last = {mixer: f"×{value:.2f}" for mixer, value in grows.items() if value is not None}
+    caption = "× : how many times as fast as the first line"
+    caption += "; 2L: by how much the time grows when L doubles, at most, from 4,096 on." if last else "."
+
+    def cell(row: dict[str, Any], plain: dict[str, Any]) -> str:
+        return f"{1e3 * row['seconds']:,.1f} ms ×{_short(plain['seconds'] / row['seconds'])}"
+
+    return _table(f"time of forward and backward, width {size.width}, batch {size.batch}", caption, rows, cell, last)
+
+
+def _memory(size: Size, rows: list[dict[str, Any]]) -> Table:
+    caption = "× : relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
+
+    def cell(row: dict[str, Any], plain: dict[str, Any]) -> str:
+        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / plain['bytes'])}"
+
+    return _table(f"peak memory, width {size.width}, batch {size.batch}", caption, rows, cell, {})
+
+
+def _table(
+    title: str,
+    caption: str,
+    rows: list[dict[str, Any]],
+    cell: Callable[[dict[str, Any], dict[str, Any]], str],
+    last: dict[str, str],
+) -> Table:
+    """A line for each layer, a column for each length, and a last one if there is anything in it."""
+    found = {(row["mixer"], row["length"]): row for row in rows}
     lengths = sorted({row["length"] for row in rows})
-    title = f"{title}, width {size.width}, batch {size.batch}; × : {BASELINE} = 1"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("layer", no_wrap=True)
-    for name in ["parameters", *(f"{length:,}" for length in lengths), *(["2L"] if field == "seconds" else [])]:
+    for name in ("parameters", *(f"{length:,}" for length in lengths), *(["2L"] if last else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    cells = {(row["mixer"], row["length"]): row for row in rows}
     for mixer in dict.fromkeys(row["mixer"] for row in rows):
-        line = [f"{cells[mixer, lengths[-1]]['parameters']:,}"]
-        for length in lengths:
-            value, plain = cells[mixer, length][field], cells[BASELINE, length][field]
-            ratio = plain / value if field == "seconds" else value / plain
-            line.append(f"{show(value)} ×{ratio:.2g}" if ratio < 10 else f"{show(value)} ×{ratio:.0f}")
-        if field == "seconds":
-            grows = growth(rows, mixer)
-            line.append("" if grows is None else f"×{grows:.2f}")
-        table.add_row(mixer, *line)
-    caption = {
-        "seconds": "× : how many times as fast; 2L: by how much the time grows when L doubles, at most, from 4,096 on.",
-        "bytes": "× : share of the memory; what a layer holds beyond its inputs and parameters, at its peak.",
-    }
-    table.caption, table.caption_justify = caption[field], "left"
+        cells = [cell(found[mixer, length], found[BASELINE, length]) for length in lengths]
+        cells += [last.get(mixer, "")] if last else []
+        table.add_row(mixer, f"{found[mixer, lengths[-1]]['parameters']:,}", *cells)
     return table
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

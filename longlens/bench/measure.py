@@ -2,16 +2,17 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from longlens.environment import environment
 
 Job = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass
@@ -26,14 +27,14 @@ class Timing:
 
 
 def time_interleaved(
-    jobs: Mapping[str, Job],
+    jobs: Mapping[Key, Job],
     device: torch.device,
     rounds: int,
     *,
     on_turn: Callable[[], object] = lambda: None,
     short: float = 0.02,
     long: float = 1.0,
-) -> dict[str, Timing]:
+) -> dict[Key, Timing]:
     """Run all jobs once in turn, and that ``rounds`` times, so that a slow moment of the machine meets all of them.
 
     A job of less than ``short`` seconds is repeated within its turn to last so long. One of more than ``long`` seconds
@@ -41,7 +42,7 @@ def time_interleaved(
     after each turn, for a progress bar.
     """
     timings = {name: Timing() for name in jobs}
-    repeats: dict[str, int] = {}
+    repeats: dict[Key, int] = {}
     for job in jobs.values():
         job()  # allocators, caches, compilation
     for current in range(rounds):

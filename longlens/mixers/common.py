@@ -39,6 +39,11 @@ def hide_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
+def has_kernel(layer: nn.Module) -> bool:
+    """Whether a layer is, or contains, a convolution that can be looked at."""
+    return callable(getattr(layer, "kernel", None))
+
+
 class MultiHead(nn.Module):
     """Queries, keys and values of several heads, and a projection of what they attend to. A layer derives from it and
     writes ``attend``.

@@ -6,9 +6,10 @@ from pathlib import Path
 import matplotlib
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from longlens.mixers.base import Config, create_mixer, list_mixers, mixer_config
+from longlens.mixers.common import has_kernel
 from longlens.reports.pictures import check_picture, save_picture
 
 
@@ -46,14 +47,10 @@ def initial_kernels(name: str, *, length: int, width: int, seed: int) -> tuple[T
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         layer = config.build(width, max_length=length, dtype=torch.float64).eval()
-        if not _has_kernel(layer):
-            others = [other for other in list_mixers() if _has_kernel(create_mixer(other, 64, device="meta"))]
+        if not has_kernel(layer):
+            others = [other for other in list_mixers() if has_kernel(create_mixer(other, 64, device="meta"))]
             raise ValueError(f"mixer {name!r} has no kernel to draw; those that have one are {', '.join(others)}")
         return _both_sides(config, layer.kernel(length))  # pyright: ignore[reportCallIssue]
-
-
-def _has_kernel(layer: nn.Module) -> bool:
-    return callable(getattr(layer, "kernel", None))
 
 
 def _both_sides(config: Config, kernels: Tensor) -> tuple[Tensor, Tensor]:

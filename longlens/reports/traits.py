@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from longlens.mixers.base import Config, list_mixers, mixer_class
+from longlens.mixers.common import has_kernel
 from longlens.options import option_names
 from longlens.progress import progress
 
@@ -69,10 +70,6 @@ def response(layer: nn.Module, length: int, width: int) -> Tensor:
     into, out = torch.randn(2, DIRECTIONS, width)
     (gradient,) = torch.autograd.grad((layer(x)[:, -1] * out).sum(), x)
     return torch.einsum("bld,bd->bl", gradient, into).flip(1)
-
-
-def has_kernel(layer: nn.Module) -> bool:
-    return callable(getattr(layer, "kernel", None))
 
 
 def _decay_rate(size: Tensor) -> float:
