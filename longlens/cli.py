@@ -331,7 +331,8 @@ def list_mixers(traits: bool = False, length: int = 1024, width: int = 64) -> No
     if traits:
         from longlens.reports.traits import traits_tables
 
-        make_console().print(*traits_tables(length, width), sep="\n")
+        console = make_console()
+        console.print(*traits_tables(length, width), sep="\n", width=max(console.width, 116), crop=False)
     else:
         from longlens.reports.tables import mixers_table
 

@@ -1,12 +1,14 @@
 """How commands speak."""
 
+import os
+
 from rich.console import Console
 
 
 def make_console() -> Console:
     """Wide enough for its tables also where the output is not a terminal."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
 
 
 def say(console: Console, text: str) -> None:

@@ -1,5 +1,6 @@
 """Options by name: checked against the fields of a dataclass, so that a typo never becomes a default."""
 
+import math
 import os
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -40,6 +41,8 @@ def typed_options(chosen: type, options: dict[str, Any]) -> dict[str, Any]:
             given = os.fspath(value) if isinstance(value, os.PathLike) else value
             # True is no number, though pydantic takes it for 1.
             typed[option] = TypeAdapter(hints[option]).validate_python(given, strict=isinstance(given, bool))
+            if isinstance(typed[option], float) and not math.isfinite(typed[option]):
+                raise ValueError(f"{option} is {value!r}; it must be a finite number")
         except ValidationError as error:
             kind = hints[option]
             if get_origin(kind) is Literal:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from longlens.bench.measure import Job, check_out, peak_memory, time_interleaved, write_result
+from longlens.bench.measure import Job, check_counts, check_out, peak_memory, time_interleaved, write_result
 from longlens.console import say
 from longlens.mixers.base import mixer_class, mixer_config
+from longlens.mixers.common import check_heads
 from longlens.models.model import count_parameters
 from longlens.options import option_names
 from longlens.progress import progress
@@ -43,8 +44,8 @@ def bench_layers(
     console: Console,
 ) -> list[dict[str, Any]]:
     """Measure, print two tables, write ``out``, and return a row for each layer and length."""
-    if min(*asdict(size).values(), *lengths, rounds) < 1:
-        raise ValueError(f"all of {size}, lengths = {lengths} and rounds = {rounds} must be at least 1")
+    check_counts(**asdict(size), lengths=lengths, rounds=rounds)
+    check_heads(size.width, size.heads)
     check_out(out)
     mixers = (BASELINE, *(name for name in mixers if name != BASELINE))
     for name in mixers:

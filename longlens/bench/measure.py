@@ -92,6 +92,13 @@ def peak_memory(job: Job, device: torch.device) -> int:
     return peak
 
 
+def check_counts(**counts: int | tuple[int, ...]) -> None:
+    """Each must be at least 1, and of several there must be one."""
+    for name, value in counts.items():
+        if not value or min(value if isinstance(value, tuple) else (value,)) < 1:
+            raise ValueError(f"{name} must be at least 1, got {value if value != () else 'none'}")
+
+
 def check_out(out: Path | None) -> None:
     """Before an hour of measuring, not after it."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.bench.measure import Job, check_out, time_interleaved, write_result
+from longlens.bench.measure import Job, check_counts, check_out, time_interleaved, write_result
 from longlens.console import say
 from longlens.models.heads import loss_sum
 from longlens.models.model import count_parameters, create_model
@@ -50,8 +50,7 @@ def bench_model(
     console: Console,
 ) -> dict[str, Any]:
     """Measure, print two tables, write ``out``, and return the rows."""
-    if min(asdict(size).values()) < 1 or rounds < 1 or steps < 1:
-        raise ValueError(f"all of {size} and rounds = {rounds} and steps = {steps} must be at least 1")
+    check_counts(**asdict(size), rounds=rounds, steps=steps)
     check_out(out)
     speed = _measure_models(size, mixers, rounds, torch.device(device))
     console.print(_speed_table(size, speed))

@@ -18,10 +18,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from longlens.bench.layers import Size, forward_backward
-from longlens.bench.measure import check_out, time_interleaved, write_result
+from longlens.bench.measure import check_counts, check_out, time_interleaved, write_result
 from longlens.console import say
 from longlens.mixers.base import create_mixer
-from longlens.mixers.common import MultiHead
+from longlens.mixers.common import MultiHead, check_heads
 from longlens.naming import nearest
 from longlens.progress import progress
 
@@ -150,8 +150,8 @@ def bench_packages(
     console: Console,
 ) -> list[dict[str, Any]]:
     """Measure, print the table, write ``out``, and return a row for each package and length."""
-    if min(*asdict(size).values(), *lengths, rounds) < 1:
-        raise ValueError(f"all of {size}, lengths = {lengths} and rounds = {rounds} must be at least 1")
+    check_counts(**asdict(size), lengths=lengths, rounds=rounds)
+    check_heads(size.width, size.heads)
     check_out(out)
     for name in packages:
         if name not in PACKAGES:
@@ -167,9 +167,16 @@ def bench_packages(
                 say(console, f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'")
                 continue
             for length in lengths:
-                rows.append({"package": name, "length": length} | _measure(make, size, length, rounds, device))
+                row = {"package": name, "length": length}
+                try:
+                    rows.append(row | _measure(make, size, length, rounds, device))
+                except (RuntimeError, ValueError, AssertionError) as error:  # a size that a package does not take
+                    rows.append(row | {"refused": str(error).splitlines()[0]})
                 done(len(rows), name)
     console.print(_table(size, rows))
+    for row in rows:
+        if "refused" in row:
+            say(console, f"{row['package']} at L = {row['length']:,}: {row['refused']}")
     if out is not None:
         write_result(out, device, {"size": asdict(size), "rounds": rounds, "rows": rows})
         say(console, f"written to {out}")
@@ -192,6 +199,9 @@ def _table(size: Size, rows: list[dict[str, Any]]) -> Table:
     for column in ("L", "its layer", "ours", "its time / ours"):
         table.add_column(column, justify="right")
     for row in rows:
+        if "refused" in row:
+            table.add_row(row["package"], f"{row['length']:,}", "–", "–", "–")
+            continue
         times = [f"{1e3 * row[name]:,.1f} ms" for name in ("theirs", "ours")]
         table.add_row(row["package"], f"{row['length']:,}", *times, f"×{row['theirs'] / row['ours']:.2f}")
     return table

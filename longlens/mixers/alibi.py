@@ -7,7 +7,7 @@ attention; both in chunks of 128 are rows of the LaS paper's Table 4. (Its Eq. 2
 here it is Press et al.'s, who do not.)
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
 import torch
@@ -67,8 +67,7 @@ class Alibi(Heads):
     traits: ClassVar[Traits] = Traits(decays=True, stable=True, cost="L²", state="2·L·D")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> AlibiAttention:
-        options = asdict(self)
-        options["dropout"] = options.pop("attention_dropout")
+        options = self.layer_options(d_model)
         return AlibiAttention(d_model, options.pop("heads"), **options, device=device, dtype=dtype)
 
 
@@ -76,4 +75,6 @@ class Alibi(Heads):
 @dataclass(frozen=True, kw_only=True)
 class AlibiSmooth(Smooth, Alibi):
     summary: ClassVar[str] = "ALiBi with the smoothing of LaS"
-    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L²", state="2·L·D")
+    traits: ClassVar[Traits] = Traits(
+        decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"
+    )

@@ -139,8 +139,8 @@ class BigBird(Config):
         heads: number of heads.
         block_size: tokens of a block.
         window_blocks: odd number of blocks around each, itself included.
-        global_blocks: at the beginning, which attend to all and which all attend to.
-        random_blocks: for each block, other ones for each head.
+        global_blocks: number of first blocks that attend to all and that all attend to.
+        random_blocks: number of random blocks that a block attends to, others in each head.
         seed: of the random blocks.
         bidirectional: see both sides.
         bias: of the two projections.
@@ -160,7 +160,7 @@ class BigBird(Config):
     rotary: bool = False
 
     summary: ClassVar[str] = "BigBird: attention to near, first and random blocks"
-    traits: ClassVar[Traits] = Traits(cost="L")
+    traits: ClassVar[Traits] = Traits(stable=True, cost="L")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> BlockSparseAttention:
         return BlockSparseAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)

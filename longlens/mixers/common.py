@@ -34,6 +34,13 @@ def check_step(x: Tensor, d_model: int, *, causal: bool) -> None:
         raise ValueError(f"x must have the shape (batch, {d_model}) in a step, got {tuple(x.shape)}")
 
 
+def check_heads(d_model: int, heads: int) -> None:
+    if not isinstance(heads, int) or heads < 1 or d_model < 1 or d_model % heads:
+        raise ValueError(
+            f"heads must be at least 1 and divide the width of the layer, got heads={heads} and a width of {d_model}"
+        )
+
+
 def hide_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, L, D) with 0 in the place of padding."""
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -66,8 +73,7 @@ class MultiHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(heads, int) or heads < 1 or d_model % heads:
-            raise ValueError(f"d_model must be a multiple of heads, got d_model={d_model} and heads={heads}")
+        check_heads(d_model, heads)
         if rotary and d_model // heads % 2:
             raise ValueError(f"rotary positions need heads of even width, got {d_model} / {heads}")
         self.d_model, self.heads, self.rotary = d_model, heads, rotary
@@ -88,6 +94,7 @@ class MultiHead(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)  # what is not a number there would still be one after a weight of 0
         return self._merge(self.attend(*self._project(x), mask))
 
     @abstractmethod

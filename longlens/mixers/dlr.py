@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace
-from longlens.ops.exponentials import log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials, sum_of_exponentials
 
 
 def dlr_kernel(weights: Tensor, damping: Tensor, angles: Tensor, length: int) -> Tensor:
@@ -27,7 +27,7 @@ def dlr_kernel(weights: Tensor, damping: Tensor, angles: Tensor, length: int) ->
 
 def dlr_rates(damping: Tensor, angles: Tensor) -> Tensor:
     """log λ, (1, N)."""
-    return torch.complex(-damping.square(), angles).unsqueeze(0)
+    return torch.complex(-exact(damping).square(), exact(angles)).unsqueeze(0)
 
 
 class DLR(StateSpace):
@@ -72,10 +72,10 @@ class DLR(StateSpace):
         nn.init.normal_(self.weights, std=1 / self.state_size)
 
     def kernel(self, length: int) -> Tensor:
-        return dlr_kernel(torch.view_as_complex(self.weights), self.damping, self.angles, length)
+        return dlr_kernel(as_complex(self.weights), self.damping, self.angles, length)
 
     def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return step_exponentials(torch.view_as_complex(self.weights), dlr_rates(self.damping, self.angles), x, state)
+        return step_exponentials(as_complex(self.weights), dlr_rates(self.damping, self.angles), x, state)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, state_size={self.state_size}, init={self.init!r}"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace
-from longlens.ops.exponentials import log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 
 _EPSILON = 1e-7  # of the official code, against a division by 0
@@ -128,17 +128,17 @@ class DSS(StateSpace):
         # What grows is summed as exp(rate·j)·u_j for step j and read with exp(rate·(M - 1 - t)): neither overflows.
         weights, rates, grows = dss_softmax_modes(*self._parameters_of_kernel(), self.softmax_length)
         growing, decaying = torch.where(grows, rates, 0), torch.where(grows, 0, rates)
-        x = torch.exp(growing * t) * x.unsqueeze(-1)
-        past = x if past is None else torch.exp(decaying) * past + x
+        inputs = torch.exp(growing * t) * exact(x).unsqueeze(-1)
+        past = inputs if past is None else torch.exp(decaying) * past + inputs
         read = torch.exp(growing * (self.softmax_length - 1 - t))
-        return (weights * read * past).real.sum(dim=-1), (past, t + 1)
+        return (weights * read * past).real.sum(dim=-1).to(x.dtype), (past, t + 1)
 
     def _parameters_of_kernel(self) -> tuple[Tensor, Tensor, Tensor]:
         """w (channels, N), Λ (N,) and λ (D, N)"""
-        real = self.real if self.variant == "softmax" else -self.real.exp()
-        dt = self.log_dt.exp()
-        scaled = torch.complex(dt[:, :1] * real, dt[:, -1:] * self.imag)
-        return torch.view_as_complex(self.weights), torch.complex(real, self.imag), scaled
+        real, imag, dt = exact(self.real), exact(self.imag), exact(self.log_dt).exp()
+        if self.variant == "exp":
+            real = -real.exp()
+        return as_complex(self.weights), torch.complex(real, imag), torch.complex(dt[:, :1] * real, dt[:, -1:] * imag)
 
     def extra_repr(self) -> str:
         length = f", softmax_length={self.softmax_length}" if self.variant == "softmax" else ""
@@ -172,7 +172,8 @@ class DSSConfig(Config):
     output: Literal["glu", "linear"] = "glu"
 
     summary: ClassVar[str] = "diagonal state space with a softmax"
-    # Table 10 has no special initialization for it, though its text names DSS among those that begin with HiPPO.
+    # Table 10 has no special initialization for it, though its text names DSS among those that begin with HiPPO. It is
+    # stable as there, though a softmax can learn Re Λ > 0, with which outputs grow beyond its length.
     traits: ClassVar[Traits] = Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> DSS:

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, exact, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 
 
 def gss_modes(c: Tensor, real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor]:
     """The weights (H, N) and rates (1, N) of the exponentials that make the kernel, of c (H, N), a (N,) and ω (N,)."""
-    rates = torch.complex(-real.exp(), imag.exp()).unsqueeze(0)
+    rates = torch.complex(-exact(real).exp(), exact(imag).exp()).unsqueeze(0)
     return c * torch.expm1(rates) / rates, rates
 
 
@@ -98,12 +98,12 @@ class GSS(nn.Module):
         state. Step by step, the outputs are those of ``forward``."""
         check_step(x, self.d_model, causal=True)
         gate, u = self._project(x)
-        y, state = step_exponentials(*gss_modes(torch.view_as_complex(self.c), self.real, self.imag), u, state)
+        y, state = step_exponentials(*gss_modes(as_complex(self.c), self.real, self.imag), u, state)
         return self._out(y + self.skip * u, gate), state
 
     def kernel(self, length: int) -> Tensor:
         """(H, length): the weights of the inputs 0, 1, … steps back."""
-        return gss_kernel(torch.view_as_complex(self.c), self.real, self.imag, length)
+        return gss_kernel(as_complex(self.c), self.real, self.imag, length)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, u = F.gelu(self.in_proj(x)).split([self.gates, self.channels], dim=-1)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.s4d import s4d_frequencies, s4d_modes
-from longlens.ops.exponentials import log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.mixers.s4d import s4d_frequencies, s4d_kernel, s4d_modes
+from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials
 from longlens.ops.long_conv import long_conv
 
 
@@ -94,7 +94,7 @@ class H3(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
-        return sum_of_exponentials(*self._modes(), length)
+        return s4d_kernel(*self._system(), length, "bilinear")
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state: the
@@ -104,14 +104,15 @@ class H3(nn.Module):
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         keys = torch.cat([key.unsqueeze(1), keys[:, :-1]], dim=1)
         memory = self._write((self.taps.T * keys).sum(1) + self.key_skip * key, value)
-        weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in self._modes())
+        modes = s4d_modes(*self._system(), "bilinear")
+        weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in modes)
         recalled, states = step_exponentials(weights, rates, memory, states)
         return self.out_proj(self._read(query, recalled + self._memory_skip() * memory)), (keys, states)
 
-    def _modes(self) -> tuple[Tensor, Tensor]:
-        """The weights and rates (D/d, N/2) of the exponentials that make the kernel."""
-        a = torch.complex(-self.a_real.exp(), self.a_imag)
-        return s4d_modes(torch.view_as_complex(self.c), a, self.log_dt.exp(), "bilinear")
+    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """C (D/d, N/2), A (D/d or 1, N/2) and Δ (D/d, 1) of the diagonal state space."""
+        a = torch.complex(-exact(self.a_real).exp(), exact(self.a_imag))
+        return as_complex(self.c), a, exact(self.log_dt).exp()
 
     def _memory_skip(self) -> Tensor:
         return self.skip.repeat_interleave(self.head_dim**2)

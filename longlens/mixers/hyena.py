@@ -29,15 +29,19 @@ def position_features(time: Tensor, bands: int, period: int) -> Tensor:
     return torch.cat([time[:, None] / max(period - 1, 1), angle.cos(), -angle.sin()], dim=-1)
 
 
-def implicit_filters(parameters: Sequence[Tensor], frequency: Tensor, features: Tensor) -> Tensor:
+def implicit_filters(
+    parameters: Sequence[Tensor], frequency: Tensor, features: Tensor, rates: Tensor, shift: float = 0.0
+) -> Tensor:
     """Features (L, F) of the positions -> filters (C, L), by linear layers with sin(frequency ⊙ ·) between them, whose
-    ``parameters`` are weight, bias, weight, bias, …, weight."""
+    ``parameters`` are weight, bias, weight, bias, …, weight; in windows that fall with the rates r (C,), to the shift.
+    """
+    window = torch.exp(-rates[:, None] * features[:, 0]) + shift
     *hidden, last = (parameter.to(features.dtype) for parameter in parameters)
     # Not in bfloat16, in which neighboring positions are the same.
     with torch.autocast(features.device.type, enabled=False):
         for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
             features = torch.sin(frequency.to(features.dtype) * F.linear(features, weight, bias))
-        return last @ features.T
+        return last @ features.T * window
 
 
 class Hyena(nn.Module):
@@ -45,7 +49,7 @@ class Hyena(nn.Module):
 
     Args:
         d_model: D.
-        order: projections besides the values; there is a long convolution less.
+        order: at least 2, for order + 1 projections and order - 1 long convolutions.
         filter_width: hidden width of the MLP.
         bands: waves in the features of a position, each as cosine and sine.
         frequency: of the sine activations, at first.
@@ -114,15 +118,16 @@ class Hyena(nn.Module):
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         time = torch.arange(length, device=self.frequency.device, dtype=dtype)
         features = position_features(time, self.bands, self.max_length)
-        filters = implicit_filters(list(self.filter.parameters()), self.frequency, features)
         slow, fast = math.log(100) / self.slow_decay, math.log(100) / self.fast_decay
-        rates = torch.linspace(slow, fast, len(filters), device=time.device, dtype=dtype)
+        rates = torch.linspace(slow, fast, (self.order - 1) * self.d_model, device=time.device, dtype=dtype)
         rates = rates.unflatten(0, (self.d_model, -1)).T.flatten()  # each convolution has slow and fast ones
-        return filters * (torch.exp(-rates[:, None] * features[:, 0]) + self.shift)
+        return implicit_filters(list(self.filter.parameters()), self.frequency, features, rates, self.shift)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
+        if x.shape[1] == 0:  # the short convolution refuses it
+            return self.out_proj(x)
         projected = F.pad(hide_padding(self.in_proj(x), mask), (0, 0, 2, 0))
         projected = self.short(projected.transpose(1, 2).unsqueeze(2)).squeeze(2).transpose(1, 2)
         query, *gates, value = projected.chunk(self.order + 1, dim=-1)
@@ -146,7 +151,7 @@ class HyenaConfig(Config):
     in units of max_length (1024 if it is not known).
 
     Args:
-        order: projections besides the values; there is a long convolution less.
+        order: at least 2, for order + 1 projections and order - 1 long convolutions.
         filter_width: hidden width of the network whose outputs are the filters.
         bands: waves among its inputs, each as cosine and sine.
         frequency: of its sine activations, at first.

@@ -6,14 +6,15 @@ Without decay it is S-attention, without smoothing L-attention, without both the
 """
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from longlens.mixers.base import Config, Traits, register
-from longlens.mixers.common import MultiHead, check_inputs, check_step
+from longlens.mixers.common import MultiHead, check_heads, check_inputs, check_step
 from longlens.ops.checks import AttentionOptions, check_chunk_size, check_share
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
@@ -133,10 +134,10 @@ class CachedAttention(MultiHead):
         return self._continue(x, cache)
 
     def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the same cache with
-        the token in it."""
+        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next cache. The
+        one that was given stays as it is."""
         check_step(x, self.d_model, causal=self.causal)
-        state = LaSCache() if state is None else state
+        state = LaSCache() if state is None else copy(state)  # its tensors never change
         return self(x.unsqueeze(1), cache=state).squeeze(1), state
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -254,6 +255,13 @@ class Heads(Config):
     attention_dropout: float = 0.0
     chunk_size: int | None = None
 
+    def layer_options(self, d_model: int) -> dict[str, Any]:
+        """By the names that a layer of torch has. What is not possible is said by the names of the options."""
+        check_heads(d_model, self.heads)
+        check_share("attention_dropout", self.attention_dropout)
+        options = asdict(self)
+        return options | {"dropout": options.pop("attention_dropout")}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Heads):
@@ -269,8 +277,7 @@ class Attention(Heads):
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LaSAttention:
         options = {"max_rate": 0.0, "window": None}  # what a variant has no option for is turned off
-        options |= asdict(self) | {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
-        options["dropout"] = options.pop("attention_dropout")
+        options |= self.layer_options(d_model) | {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
         return LaSAttention(d_model, options.pop("heads"), **options)
 
 
@@ -322,14 +329,16 @@ class LAttention(Local):
 @dataclass(frozen=True, kw_only=True)
 class SAttention(Smooth, Attention):
     summary: ClassVar[str] = "LaS without decay"
-    traits: ClassVar[Traits] = Traits(regularized=True, stable=True, cost="L²", state="2·L·D")
+    traits: ClassVar[Traits] = Traits(regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D")
 
 
 @register("las")
 @dataclass(frozen=True, kw_only=True)
 class LaS(Smooth, Local):
     summary: ClassVar[str] = "local and smooth attention"
-    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L²", state="2·L·D")
+    traits: ClassVar[Traits] = Traits(
+        decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"
+    )
 
 
 @register("las-chunk")
@@ -344,7 +353,9 @@ class LaSChunk(LaS):
     chunk_size: int = 128
 
     summary: ClassVar[str] = "LaS in chunks: linear in L"
-    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, stable=True, cost="L", state="2·chunk_size·D")
+    traits: ClassVar[Traits] = Traits(
+        decays=True, regularized=True, stable=True, cost="L", state="(2·chunk_size + window - 1)·D"
+    )
 
 
 @register("las-bidirectional")

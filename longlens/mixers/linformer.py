@@ -91,7 +91,7 @@ class LinformerAttention(MultiHead):
             if mask is not None:
                 x = x.masked_fill(~mask[:, None, :, None], 0.0)
             x = torch.einsum("hkl,bhld->bkhd", matrix, x)
-            shortened.append(x.reshape(len(x), -1, self.heads, self.d_model // self.heads).transpose(1, 2))
+            shortened.append(x.reshape(len(x), self.projected, self.heads, self.d_model // self.heads).transpose(1, 2))
         return shortened
 
     def extra_repr(self) -> str:

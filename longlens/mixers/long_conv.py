@@ -19,7 +19,7 @@ from longlens.ops.checks import check_share
 
 
 def squashed_kernel(weights: Tensor, length: int, *, squash: float, smooth: int = 1) -> Tensor:
-    """The kernels (C, length) of ``weights`` (C, K): a moving average over ``smooth`` steps, moved towards 0 by
+    """The kernels (C, length) of ``weights`` (C, K): a moving average over ``smooth`` steps, moved toward 0 by
     ``squash``; 0 past the last weight."""
     weights = weights[:, : length + smooth // 2]
     if smooth > 1:
@@ -106,8 +106,8 @@ class LongConvConfig(Config):
     .004 for Retrieval. Their code can also start at random, where most weights are below squash and do not learn.
 
     Args:
-        squash: how far each weight is moved towards 0; smaller ones are 0.
-        smooth: odd length of a moving average over the kernel; 1 is none, 7 the authors' choice.
+        squash: how far each weight is moved toward 0; smaller ones are 0.
+        smooth: odd length of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
         kernel_dropout: of the kernel's weights, in training.
         init: double-exponential (decaying, at rates that grow with the channel) or random.
         bidirectional: see both sides.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.s5 import DiagonalRecurrence
+from longlens.ops.exponentials import as_complex, exact
 
 
 class LRU(DiagonalRecurrence):
@@ -70,19 +71,19 @@ class LRU(DiagonalRecurrence):
     def reset_parameters(self) -> None:
         """Lemma 3.2 of the paper: |λ|² is uniform for a λ uniform on a ring. B and C as in its appendix A."""
         super().reset_parameters()
-        tiny = torch.finfo(self.log_decay.dtype).tiny
-        square = torch.empty_like(self.log_decay).uniform_(self.min_radius**2, self.max_radius**2)
+        square, phase = (torch.empty_like(exact(self.log_decay)) for _ in range(2))
+        tiny = torch.finfo(square.dtype).tiny
+        square.uniform_(self.min_radius**2, self.max_radius**2)
         square.clamp_(max(tiny, self.min_radius**2), 1 - torch.finfo(square.dtype).eps)
         self.log_decay.copy_(torch.log(-0.5 * torch.log(square)))
         self.log_scale.copy_(0.5 * torch.log1p(-square))
-        self.log_phase.uniform_(0, self.max_phase).clamp_(min=tiny).log_()
+        self.log_phase.copy_(phase.uniform_(0, self.max_phase).clamp_(min=tiny).log_())
         nn.init.normal_(self.into, std=(2 * self.d_model) ** -0.5)
         nn.init.normal_(self.out, std=self.state_size**-0.5)
 
     def recurrence(self) -> tuple[Tensor, Tensor, Tensor]:
-        rates = torch.complex(-torch.exp(self.log_decay), torch.exp(self.log_phase))
-        into = torch.exp(self.log_scale)[:, None, None] * self.into
-        return rates, torch.view_as_complex(into), torch.view_as_complex(self.out)
+        rates = torch.complex(-exact(self.log_decay).exp(), exact(self.log_phase).exp())
+        return rates, exact(self.log_scale).exp()[:, None] * as_complex(self.into), as_complex(self.out)
 
     def extra_repr(self) -> str:
         return (

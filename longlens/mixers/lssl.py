@@ -40,8 +40,8 @@ def lssl_kernel(a: Tensor, b: Tensor, c: Tensor, length: int) -> Tensor:
 
 
 def discretize(a: Tensor, b: Tensor, dt: Tensor, alpha: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Ā (D, N, N) and B̄ (D, N) of A (N, N), B (N,) and dt (D,), by the generalized bilinear rule: Euler's for α = 0,
-    the bilinear one for α = 1/2, the backward one for α = 1."""
+    """Ā (D, N, N) and B̄ (D, N) of A (N, N), B (N,) and dt (D,), by the generalized bilinear rule: the bilinear one
+    for α = 1/2, the backward one for α = 1."""
     dt, one = dt[:, None, None], torch.eye(a.shape[0], dtype=a.dtype, device=a.device)
     right = torch.cat([one + (1 - alpha) * dt * a, dt * b[:, None]], dim=-1)
     both = torch.linalg.solve(one - alpha * dt * a, right)
@@ -90,8 +90,8 @@ class LSSL(StateSpace):
         super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
         if state_size < 1:
             raise ValueError(f"state_size must be at least 1, got {state_size}")
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        if not 0.5 <= alpha <= 1:  # less is unstable: HiPPO has eigenvalues of -N, and dt is up to 0.1
+            raise ValueError(f"alpha must lie between 0.5 and 1, got {alpha}")
         self.state_size, self.dt_min, self.dt_max, self.alpha = state_size, dt_min, dt_max, alpha
         self.special_parameters = ("a",) * learn_a + ("log_dt",) * learn_dt
         self.c = nn.Parameter(torch.empty(self.kernels, state_size, device=device, dtype=dtype))
@@ -150,7 +150,7 @@ class LSSLConfig(Config):
         state_size: numbers in the state of a channel.
         dt_min: least step size at the start.
         dt_max: largest step size at the start.
-        alpha: of the generalized bilinear rule, from 0, Euler's, to 1, the backward one.
+        alpha: of the generalized bilinear rule, from 0.5, the bilinear one, to 1, the backward one.
         learn_a: learn the dense state matrix, which may become unstable.
         learn_dt: learn the step sizes.
         bidirectional: see both sides.

@@ -53,6 +53,8 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which comes after them."""
         check_inputs(x, mask, self.d_model)
+        if x.shape[1] == 0:  # which torch refuses
+            return self.out_proj(x[..., :1].expand(-1, -1, self.hidden))
         return self.out_proj(self._recur(hide_padding(x, mask), None)[0])
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -86,7 +88,7 @@ class LSTMConfig(Config):
     forget_bias: float | None = 1.0
 
     summary: ClassVar[str] = "gated nonlinear recurrence"
-    traits: ClassVar[Traits] = Traits(gated=True, recurrent=True, cost="L", state="2·hidden")
+    traits: ClassVar[Traits] = Traits(decays=True, gated=True, recurrent=True, cost="L", state="2·hidden")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LSTM:
         hidden = max(1, d_model // 2) if self.hidden is None else self.hidden

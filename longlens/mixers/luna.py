@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
-from longlens.mixers.common import check_inputs, check_step, hide_padding
+from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
 from longlens.ops.checks import check_share
 from longlens.ops.linear_attention import causal_product
 
@@ -64,8 +64,7 @@ class LunaAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or d_model % heads:
-            raise ValueError(f"d_model must be a multiple of heads, got d_model={d_model} and heads={heads}")
+        check_heads(d_model, heads)
         if memory < 1:
             raise ValueError(f"memory must be at least 1, got {memory}")
         if activation not in ("softplus", "elu"):
@@ -175,7 +174,7 @@ class Luna(Config):
     attention_dropout: float = 0.0
 
     summary: ClassVar[str] = "attention through a packed memory"
-    traits: ClassVar[Traits] = Traits(cost="L", state="memory·D")
+    traits: ClassVar[Traits] = Traits(stable=True, cost="L", state="memory·D")
     size_note: ClassVar[str] = "each layer learns its 256 memory tokens, and has five projections instead of four"
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LunaAttention:

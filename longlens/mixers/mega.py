@@ -33,6 +33,9 @@ from longlens.ops.checks import check_chunk_size, check_share
 from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
+from longlens.ops.toeplitz_attention import toeplitz_attention
+
+DENSE_LENGTH = 512  # up to here a matrix of all pairs is about as fast
 
 
 def ema_terms(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +71,7 @@ def toeplitz(values: Tensor) -> Tensor:
     """
     length = (len(values) + 1) // 2
     row = torch.cat([values[length - 1 :], values.new_zeros(1), values[: length - 1]])
-    return row.repeat(length)[: length * (2 * length - 1)].view(length, -1)[:, :length]
+    return row.repeat(length)[: length * len(values)].view(length, len(values))[:, :length]
 
 
 class MovingAverage(nn.Module):
@@ -244,6 +247,9 @@ class MegaAttention(nn.Module):
 
     def _attend_all(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
         length = query.shape[1]
+        if self.attention == "softmax" and length > DENSE_LENGTH and not (self.dropout and self.training):
+            arguments = (query, key, value, self._biases(length))
+            return toeplitz_attention(*arguments, is_causal=not self.bidirectional, mask=mask).to(value.dtype)
         allowed = None if mask is None else mask.unsqueeze(1)  # (B, 1, L)
         if not self.bidirectional:
             past = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
@@ -290,9 +296,9 @@ class MegaAttention(nn.Module):
 @register("mega")
 @dataclass(frozen=True, kw_only=True)
 class Mega(Config):
-    """A moving average, then gated attention of one head. Defaults as in the official code for the Long Range Arena (at
-    width 64: mega_lra_pf128), but for the values: there they are twice as wide as the layer, and the feedforward part
-    is half as large as ours.
+    """A moving average, then gated attention of one head. Defaults as in the official code for the Long Range Arena
+    (its model of width 64), but for the values: there they are twice as wide as the layer, and the feedforward part
+    after it is half as large as here.
 
     Args:
         shared: channels of queries and keys.

@@ -40,7 +40,7 @@ def log_features(x: Tensor, rows: Tensor, kernel: str = "softmax") -> Tensor:
         log = ((flat @ rows.mT).relu() + 1e-3).log()
     else:
         log = torch.addmm(flat.square().sum(-1, keepdim=True), flat, rows.mT, beta=-(scale**2) / 2)
-    return log.view(*x.shape[:-1], -1)
+    return log.view(*x.shape[:-1], len(rows))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Performer(Config):
     rotary: bool = False
 
     summary: ClassVar[str] = "attention by random features"
-    traits: ClassVar[Traits] = Traits(cost="L", state="features·D")
+    traits: ClassVar[Traits] = Traits(stable=True, cost="L", state="features·(D + heads)")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> PerformerAttention:
         return PerformerAttention(d_model, device=device, dtype=dtype, **asdict(self))

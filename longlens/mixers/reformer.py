@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
-from longlens.mixers.common import check_inputs
+from longlens.mixers.common import check_heads, check_inputs, hide_padding
 from longlens.ops.checks import check_share
 from longlens.ops.lsh import lsh_attention, lsh_buckets
 from longlens.ops.rotary import rotate
@@ -64,8 +64,7 @@ class LSHAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or d_model % heads:
-            raise ValueError(f"d_model must be a multiple of heads, got d_model={d_model} and heads={heads}")
+        check_heads(d_model, heads)
         if rotary and d_model // heads % 2:
             raise ValueError(f"rotary positions need heads of even width, got {d_model} / {heads}")
         if rounds < 1 or bucket_size < 1:
@@ -99,6 +98,7 @@ class LSHAttention(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
         parts = self.in_proj(x).chunk(2, dim=-1)
         qk, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)  # (B, H, L, d)
         buckets = lsh_buckets(qk, self.rotations)
@@ -126,14 +126,14 @@ class LSHAttention(nn.Module):
 @register("reformer")
 @dataclass(frozen=True, kw_only=True)
 class Reformer(Config):
-    """Attention within the buckets of a hash. The defaults are those of reformer-pytorch, but for ``across_buckets``,
-    where the paper's formula decides; with 8 rounds the paper comes close to full attention.
+    """Attention within the buckets of a hash. The defaults are those of the package reformer-pytorch, but for
+    across_buckets, where the paper's formula decides.
 
     Args:
         heads: number of heads.
-        rounds: of hashing.
+        rounds: number of hash rounds.
         bucket_size: length of a chunk of sorted tokens, of which a token sees two.
-        buckets: of each round, 1 or an even number; by default the longest sequence / bucket_size.
+        buckets: number of buckets in a round, 1 or even; by default the longest sequence / bucket_size.
         across_buckets: see all tokens of the two chunks, as in published code; only with bidirectional.
         distinct: count a token that is seen in several rounds once, as in the paper's appendix; slower.
         bidirectional: see both sides.
@@ -154,7 +154,7 @@ class Reformer(Config):
     rotary: bool = False
 
     summary: ClassVar[str] = "Reformer: attention within the buckets of a hash"
-    traits: ClassVar[Traits] = Traits(normalized=True, cost="L log L")
+    traits: ClassVar[Traits] = Traits(stable=True, normalized=True, cost="L log L")
 
     def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LSHAttention:
         return LSHAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace
-from longlens.ops.exponentials import log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 
 
@@ -101,14 +101,15 @@ class S4D(StateSpace):
         nn.init.normal_(self.c, std=0.5**0.5)  # a variance of 1 for each complex number
 
     def kernel(self, length: int) -> Tensor:
-        return sum_of_exponentials(*self._modes(), length)
+        return s4d_kernel(*self._system(), length, self.discretization)
 
     def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return step_exponentials(*self._modes(), x, state)
+        return step_exponentials(*s4d_modes(*self._system(), self.discretization), x, state)
 
-    def _modes(self) -> tuple[Tensor, Tensor]:
-        a = torch.complex(-self.a_real.exp(), self.a_imag)
-        return s4d_modes(torch.view_as_complex(self.c), a, self.log_dt.exp(), self.discretization)
+    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """C (channels, N/2), A (D or 1, N/2) and Δ (D, 1)."""
+        a = torch.complex(-exact(self.a_real).exp(), exact(self.a_imag))
+        return as_complex(self.c), a, exact(self.log_dt).exp()
 
     def extra_repr(self) -> str:
         return (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace, check_inputs, hide_padding
-from longlens.ops.exponentials import log_uniform_, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, exact, log_uniform_, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 from longlens.ops.scan import linear_scan
 
@@ -41,7 +41,7 @@ class DiagonalRecurrence(StateSpace):
         states = linear_scan(decay, inputs)
         if self.bidirectional:
             states = torch.cat([states, linear_scan(decay, inputs, reverse=True)], dim=-1)
-        return self._out(_to_real(states, out) + self.skip * x)
+        return self._out(_to_real(states, out).to(x.dtype) + self.skip * x)
 
     def kernel(self, length: int) -> Tensor:
         """(D, length): what a channel makes of its own inputs 0, 1, … steps back; for both sides (2D, length), of which
@@ -54,7 +54,7 @@ class DiagonalRecurrence(StateSpace):
         rates, into, out = self.recurrence()
         inputs = _to_complex(x, into)
         state = inputs if state is None else torch.exp(rates) * state + inputs
-        return _to_real(state, out), state
+        return _to_real(state, out).to(x.dtype), state
 
 
 def diagonal_kernel(rates: Tensor, into: Tensor, out: Tensor, length: int) -> Tensor:
@@ -74,7 +74,7 @@ def diagonal_kernel(rates: Tensor, into: Tensor, out: Tensor, length: int) -> Te
 def _to_complex(x: Tensor, matrix: Tensor) -> Tensor:
     """A complex matrix (N, D) times real x (..., D), as one real product."""
     weight = torch.view_as_real(matrix).transpose(1, 2).flatten(0, 1)  # (2N, D)
-    parts = F.linear(x, weight).to(weight.dtype)  # autocast has no complex numbers of half precision
+    parts = F.linear(x.to(weight.dtype), weight).to(weight.dtype)  # autocast has no complex numbers of half precision
     return torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
 
 
@@ -145,12 +145,12 @@ class S5(DiagonalRecurrence):
             out.copy_(torch.view_as_real(torch.complex(real, imaginary) @ vectors))
 
     def recurrence(self) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues = torch.view_as_complex(self.eigenvalues)
+        eigenvalues = as_complex(self.eigenvalues)
         if self.clip:
             eigenvalues = torch.complex(eigenvalues.real.clamp(max=-1e-4), eigenvalues.imag)
-        rates = eigenvalues * torch.exp(self.log_dt)
+        rates = eigenvalues * torch.exp(exact(self.log_dt))
         held = torch.expm1(rates) / eigenvalues  # what an input held for Δ adds to a state
-        return rates, held.unsqueeze(-1) * torch.view_as_complex(self.into), 2 * torch.view_as_complex(self.out)
+        return rates, held.unsqueeze(-1) * as_complex(self.into), 2 * as_complex(self.out)
 
     def _out(self, y: Tensor) -> Tensor:
         y = F.gelu(y)
@@ -191,7 +191,8 @@ class S5Config(Config):
     bidirectional: bool = False
 
     summary: ClassVar[str] = "one state space for all channels, by parallel scan"
-    # As the paper has it; its eigenvalues do begin as those of HiPPO-N.
+    # As the paper has it; its eigenvalues do begin as those of HiPPO-N. It is stable as there,
+    # though without clip it can learn eigenvalues with a positive real part.
     traits: ClassVar[Traits] = Traits(
         decays=True, stable=True, complex=True, recurrent=True, cost="L", state="state_size"
     )

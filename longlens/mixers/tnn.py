@@ -28,14 +28,15 @@ from longlens.ops.long_conv import long_conv
 def toeplitz_kernel(encoder: Callable[[Tensor], Tensor], decay: float, distances: Tensor) -> Tensor:
     """The coefficients t_n = decay^|n|·encoder(n) of the distances n, (length,): (E, length).
 
-    encoder: from distances (length, 1) to (length, E).
+    encoder: from distances (length, 1) to (length, E). In bfloat16 it could not count to 257, so that autocast is off.
     """
     distances = distances.unsqueeze(1)
-    return (decay ** distances.abs() * encoder(distances)).T
+    with torch.autocast(distances.device.type, enabled=False):
+        return (decay ** distances.abs() * encoder(distances)).T
 
 
 class PositionEncoder(nn.Module):
-    """RPE: distances (length, 1) -> (length, E)."""
+    """RPE: distances (length, 1) -> (length, E), in the precision of the distances."""
 
     def __init__(self, channels: int, *, width: int, layers: int, device=None, dtype=None) -> None:
         super().__init__()
@@ -49,10 +50,10 @@ class PositionEncoder(nn.Module):
             layer.reset_parameters()  # pyright: ignore[reportCallIssue]
 
     def forward(self, distances: Tensor) -> Tensor:
-        first, *others = self.layers
-        hidden = first(distances)
-        for layer in others:
-            hidden = layer(F.relu(F.rms_norm(hidden, hidden.shape[-1:], eps=1e-16)))
+        parameters = [parameter.to(distances.dtype) for parameter in self.parameters()]
+        hidden = F.linear(distances, *parameters[:2])
+        for weight, bias in zip(parameters[2::2], parameters[3::2], strict=True):
+            hidden = F.linear(F.relu(F.rms_norm(hidden, hidden.shape[-1:], eps=1e-16)), weight, bias)
         return hidden
 
 
@@ -95,6 +96,7 @@ class GatedToeplitz(nn.Module):
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(inner, d_model, bias=bias, device=device, dtype=dtype)
         self.encoder = PositionEncoder(inner, width=rpe_width, layers=rpe_layers, device=device, dtype=dtype)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """All layers begin as ``nn.Linear`` does."""
@@ -106,12 +108,10 @@ class GatedToeplitz(nn.Module):
         """(E, length): the weights of the inputs 0, 1, … steps back; for both sides (2E, length), of which the last E
         are the weights of the inputs 1, 2, … steps ahead."""
         weight = self.out_proj.weight
-        steps = torch.arange(length, device=weight.device, dtype=weight.dtype)
-        # Autocast would round the distances, as bfloat16 cannot count to 257.
-        with torch.autocast(weight.device.type, enabled=False):
-            if not self.bidirectional:
-                return toeplitz_kernel(self.encoder, self.decay, steps)
-            both = toeplitz_kernel(self.encoder, self.decay, torch.cat([steps, -1 - steps]))
+        steps = torch.arange(length, device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))
+        if not self.bidirectional:
+            return toeplitz_kernel(self.encoder, self.decay, steps)
+        both = toeplitz_kernel(self.encoder, self.decay, torch.cat([steps, -1 - steps]))
         return torch.cat(both.chunk(2, dim=1))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -33,6 +33,8 @@ def block_sparse_attention(
     blocks = -(-length // block_size)
     everywhere = min(global_blocks * block_size, length)
     _check(query, pattern, blocks)
+    if value.numel() == 0:
+        return value.clone()
     tokens = torch.ones(1, length, dtype=torch.bool, device=query.device) if mask is None else mask
     outputs = []
     if everywhere:

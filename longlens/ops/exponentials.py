@@ -19,7 +19,10 @@ def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
     """
     _check(weights, rates, length)
     dtype = torch.promote_types(torch.promote_types(weights.dtype, rates.dtype), torch.float32)
-    return _SumOfExponentials.apply(weights.to(dtype), rates.to(dtype), length)
+    weights, rates = weights.to(dtype), rates.to(dtype)
+    if length == 0:
+        return weights.real[:, :0]
+    return _SumOfExponentials.apply(weights, rates, length)
 
 
 def sum_of_exponentials_reference(weights: Tensor, rates: Tensor, length: int) -> Tensor:
@@ -31,9 +34,21 @@ def sum_of_exponentials_reference(weights: Tensor, rates: Tensor, length: int) -
 
 def step_exponentials(weights: Tensor, rates: Tensor, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """One step of the recurrence whose convolution kernels these are: inputs (B, D) and a state (B, D, N), None at the
-    start -> outputs (B, D) and the next state. The rates are those of each channel, (D, N), or of all, (1, N)."""
-    state = x.unsqueeze(-1) if state is None else torch.exp(rates) * state + x.unsqueeze(-1)
-    return (weights * state).real.sum(dim=-1), state
+    start -> outputs (B, D) and the next state. The rates are those of each channel, (D, N), or of all, (1, N). A state
+    is in float32 at the least, outputs are in the dtype of the inputs."""
+    inputs = exact(x).unsqueeze(-1)
+    state = inputs if state is None else torch.exp(rates) * state + inputs
+    return (weights * state).real.sum(dim=-1).to(x.dtype), state
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float32 at the least: half precision has no complex numbers, and too few digits for powers of a decay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def as_complex(parameter: Tensor) -> Tensor:
+    """(..., 2), real and imaginary parts -> (...), complex numbers, exact as above."""
+    return torch.view_as_complex(exact(parameter).contiguous())
 
 
 def log_uniform_(log_dt: Tensor, dt_min: float, dt_max: float) -> Tensor:
@@ -76,11 +91,11 @@ class _SumOfExponentials(torch.autograd.Function):
             return _from_parts(_matmul(rows, columns), fine).view(groups, shared, blocks, modes)
 
         plain, of_rates = sum_fine(rows), None
-        of_weights = (plain * coarse.unsqueeze(1)).sum(dim=2).conj()
+        of_weights = (plain * coarse.unsqueeze(1)).sum(dim=2).conj_physical()
         if ctx.needs_input_grad[1]:
             steps = torch.arange(max(block, blocks), device=grad.device, dtype=grad.dtype)
             moments = sum_fine(rows * steps[:block]) + block * steps[:blocks, None] * plain
-            of_rates = (weights * (moments * coarse.unsqueeze(1)).sum(dim=2)).sum(dim=1).conj()
+            of_rates = (weights * (moments * coarse.unsqueeze(1)).sum(dim=2)).sum(dim=1).conj_physical()
         return of_weights.transpose(0, 1).reshape(-1, modes), of_rates, None
 
 
@@ -124,5 +139,5 @@ def _check(weights: Tensor, rates: Tensor, length: int) -> None:
             "weights must have the shape (channels, N) and rates (groups, N) for a number of groups that divides that "
             f"of channels, got {tuple(weights.shape)} and {tuple(rates.shape)}"
         )
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
+    if length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")

@@ -60,6 +60,8 @@ def lsh_attention(
     """
     _check(is_causal, across_buckets)
     length = qk.shape[2]
+    if length == 0:
+        return value.clone()
     size = min(size, length)  # a chunk that holds all tokens need not be longer
     buckets = F.pad(_send_padding_back(buckets, mask), (0, -length % size), value=_PADDING)
     order = torch.argsort(buckets, dim=-1, stable=True)

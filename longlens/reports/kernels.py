@@ -20,14 +20,15 @@ def draw_kernels(path: Path, *, mixers: tuple[str, ...], length: int, width: int
     check_picture(path)
     if not mixers:
         raise ValueError("mixers must name at least one")
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
     if length < 2:
         raise ValueError(f"length must be at least 2, got {length}")
     if channels < 1:
         raise ValueError(f"channels must be at least 1, got {channels}")
     drawn = {name: initial_kernels(name, length=length, width=width, seed=seed) for name in mixers}
     fewest = min(len(kernels) for _, kernels in drawn.values())
-    if channels > fewest:
-        raise ValueError(f"channels must be at most the {fewest} there are with width={width}, got {channels}")
+    channels = min(channels, fewest)
 
     figure = Figure(figsize=(11, 0.9 + 1.55 * len(drawn)), layout="constrained")
     rows = figure.subplots(len(drawn), channels, sharex="row", sharey=True, squeeze=False)

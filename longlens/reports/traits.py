@@ -46,14 +46,16 @@ class Measured:
         return self.far <= DECAYS
 
 
-def measure_traits(name: str, *, length: int = 1024, width: int = 64, seed: int = 0) -> Measured:
-    """Build a layer with its defaults, and look at it."""
+def measure_traits(name: str, *, length: int = 1024, width: int = 64, seeds: int = 3) -> Measured:
+    """Build a layer with its defaults a few times, and look at it."""
     if length < 16:
         raise ValueError(f"length must be at least 16, got {length}")
-    config = mixer_class(name)()
-    torch.manual_seed(seed)
-    layer = config.build(width, max_length=length).eval()
-    weights = response(layer, length, width)
+    config, found = mixer_class(name)(), []
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            found.append(response(config.build(width, max_length=length).eval(), length, width))
+    weights = torch.cat(found)
     size, quarter = weights.abs().mean(0), length // 4
     far = (size[-quarter:].mean() / size[:quarter].mean()).item()
     rough = (weights.diff(dim=1).abs().mean(1) / weights.abs().mean(1).clamp(min=1e-30)).mean().item()
@@ -146,7 +148,8 @@ def _design(measured: dict[str, Measured], length: int, width: int) -> Table:
         traits = mixer_class(name).traits
         said = ["?"] * 8 if traits is None else [_yes(getattr(traits, field)) for field in COLUMNS]
         said += [] if traits is None else [_yes(not traits.recurrent)]
-        shape = [f"{found.far:.2g}", f"{found.rate:.1e}", f"{found.roughness:.2f}"]
+        mark = "" if traits is None or found.decays == traits.decays else "! "
+        shape = [f"{mark}{found.far:.2g}", f"{found.rate + 0.0:.1e}", f"{found.roughness:.2f}"]
         table.add_row(name, said[0], *shape, *said[1:])
     return table
 
@@ -177,6 +180,6 @@ DESIGN = (
     "R: explicit regularization, U.I: unique initialization, G: gating, C: complex parameters, N: normalization, "
     "non-rec.: trains without recurrence; the paper's layers as in its Table 10.\n"
     "k[n]: weight of the input n steps back. far/near: mean |k| of the last quarter of all distances over that of the "
-    "first; rate: of exponential decay, a token; roughness: mean |k[n+1] - k[n]| / mean |k[n]|, 0 if constant, 1.41 if "
-    "independent."
+    "first; !: not below 0.5 though the layer is said to decay, or below though it is not. rate: of exponential decay, "
+    "a token. roughness: mean |k[n+1] - k[n]| / mean |k[n]|, 0 if constant, 1.41 if independent."
 )

@@ -154,7 +154,7 @@ def test_only_centered_smoothing_looks_ahead():
 
 def test_errors_name_what_is_allowed():
     for options, message in (
-        ({"heads": 3}, "d_model must be a multiple of heads, got d_model=16 and heads=3"),
+        ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
         ({"window": 4}, "window must be an odd number of at least 1, or None, got 4"),
         ({"rotary": True}, "mixer 'alibi-smooth' has no option 'rotary'"),
         ({"attention_dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),

@@ -222,7 +222,7 @@ def test_looks_ahead_says_how_far_and_what_to_do():
         ("las", {"window": None}, "window is None, which is not possible: input should be a valid integer"),
         ("las", {"side": "left"}, "side is 'left'; it can be past, centered"),
         ("las", {"schedule": "linear"}, "schedule is 'linear'; it can be exp-uniform, literal"),
-        ("las", {"heads": 3}, "embed_dim must be a multiple of num_heads = 3, got 16"),
+        ("las", {"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
         ("las", {"heads": 4, "window": 4}, "window must be an odd number of at least 1, or None, got 4"),
     ],
 )

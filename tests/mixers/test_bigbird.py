@@ -137,7 +137,7 @@ def test_dropout_in_training_alone():
         ({"global_blocks": -1}, "global_blocks and random_blocks must be at least 0, got -1 and 3"),
         ({"random_blocks": -1}, "global_blocks and random_blocks must be at least 0, got 2 and -1"),
         ({"attention_dropout": -0.5}, "attention_dropout must lie between 0 and 1, got -0.5"),
-        ({"heads": 3}, "d_model must be a multiple of heads"),
+        ({"heads": 3}, "divide the width of the layer"),
     ],
 )
 def test_options_that_cannot_be(options, sentence):

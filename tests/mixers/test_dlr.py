@@ -83,3 +83,11 @@ def test_errors():
         DLR(4, state_size=0)
     with pytest.raises(ValueError, match="init must be roots or normal, got 'omega'"):
         DLR(4, init="omega")
+
+
+def test_gradients_of_one_state_can_be_clipped():
+    """They are numbers, not views with a sign to come, which torch's functions for lists of tensors refuse."""
+    layer = DLR(8, state_size=1)
+    layer(torch.randn(2, 23, 8)).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    assert not any(parameter.grad.is_neg() for parameter in layer.parameters())

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.hyena import Hyena
+from longlens.mixers.hyena import Hyena, implicit_filters
 from longlens.ops.long_conv import long_conv
 
 LENGTH, WIDTH = 23, 6
@@ -63,6 +63,16 @@ def reference(layer, x, mask):
         matrix = toeplitz * mask[:, None, None] @ (gate.transpose(1, 2)[..., None] * matrix)
     matrix = query.transpose(1, 2)[..., None] * matrix
     return torch.einsum("bdij,bjd->bid", matrix, value) @ layer.out_proj.weight.T + layer.out_proj.bias
+
+
+def test_implicit_filters_by_hand():
+    """h(t) = 5·sin(2·(3t + 1)) in windows ½ᵗ + 1 and ¼ᵗ + 1."""
+    weight, bias, last = (torch.tensor(x, dtype=torch.float64) for x in ([[3.0]], [1.0], [[5.0], [5.0]]))
+    time, frequency = torch.arange(4, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    rates = torch.tensor([2.0, 4.0], dtype=torch.float64).log()
+    filters = implicit_filters([weight, bias, last], frequency, time[:, None], rates, 1.0)
+    expected = [[5 * math.sin(2 * (3 * t + 1)) * (base**t + 1) for t in range(4)] for base in (0.5, 0.25)]
+    torch.testing.assert_close(filters, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("padding", [0.0, 0.3])

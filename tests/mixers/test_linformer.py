@@ -114,7 +114,7 @@ def test_errors_name_what_is_allowed():
         ({"projected": 0}, "projected must be at least 1, got 0"),
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
         ({"share": "all"}, "share is 'all'; it can be key-value, headwise, none"),
-        ({"heads": 3}, "d_model must be a multiple of heads, got d_model=16 and heads=3"),
+        ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
         ({"attention_dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),
     ):
         with pytest.raises(ValueError, match=message):

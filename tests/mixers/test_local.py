@@ -110,7 +110,7 @@ def test_errors_name_what_is_allowed():
     for options, message in (
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"neighbors": -1}, "neighbors must be at least 0, got -1"),
-        ({"heads": 3}, "d_model must be a multiple of heads, got d_model=16 and heads=3"),
+        ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
         ({"attention_dropout": -0.1}, "dropout must lie between 0 and 1, got -0.1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ LENGTH, WIDTH = 23, 6
 
 
 def reference_kernel(weights, length, squash, smooth):
-    """Each tap is the mean of the weights around it, of which those outside are 0, moved towards 0."""
+    """Each tap is the mean of the weights around it, of which those outside are 0, moved toward 0."""
     channels, taps = weights.shape
     kernel = torch.zeros(channels, length, dtype=weights.dtype)
     for tap in range(min(length, taps)):

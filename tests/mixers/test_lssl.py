@@ -49,7 +49,7 @@ def test_a_scalar_system_by_hand():
     a, b = discretize(-one[:, None], one, one)
     kernel = lssl_kernel(a, b, one[:, None], 4)
     torch.testing.assert_close(kernel, 2 / 3 * torch.tensor([[1, 1 / 3, 1 / 9, 1 / 27]], dtype=torch.float64))
-    assert discretize(-one[:, None], one, one, alpha=0.0)[0].item() == 0.0
+    assert discretize(-one[:, None], one, one, alpha=0.5)[0].item() == pytest.approx(1 / 3)
     assert discretize(-one[:, None], one, one, alpha=1.0)[0].item() == 0.5
 
 
@@ -104,5 +104,5 @@ def test_errors_say_what_is_allowed():
         create_mixer("lssl", 4, state_size=0)
     with pytest.raises(ValueError, match=r"dt_min and dt_max must be positive and in order, got 0.0 and 0.1"):
         create_mixer("lssl", 4, dt_min=0.0)
-    with pytest.raises(ValueError, match=r"alpha must lie between 0 and 1, got 1.5"):
-        create_mixer("lssl", 4, alpha=1.5)
+    with pytest.raises(ValueError, match=r"alpha must lie between 0.5 and 1, got 0.25"):
+        create_mixer("lssl", 4, alpha=0.25)

@@ -185,7 +185,7 @@ def test_errors():
         create_mixer("luna", 16, memory=0)
     with pytest.raises(ValueError, match="activation must be softplus or elu, got 'exp'"):
         LunaAttention(16, 4, activation="exp")
-    with pytest.raises(ValueError, match="d_model must be a multiple of heads, got d_model=10 and heads=8"):
+    with pytest.raises(ValueError, match="divide the width of the layer, got heads=8 and a width of 10"):
         create_mixer("luna", 10)
     with pytest.raises(ValueError, match="dropout"):
         create_mixer("luna", 16, attention_dropout=1.5)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longlens.mixers import mega
 from longlens.mixers.base import create_mixer
 from longlens.mixers.mega import MegaAttention, ema_kernel, toeplitz
 from longlens.ops.rotary import rotate
@@ -92,6 +93,24 @@ def test_the_formula(attention, bidirectional, chunk_size, rotary):
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     expected = torch.stack([reference(layer, row) for row in x])
     assert_same(x + layer(x), expected, (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 7])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_long_sequences_are_the_same(monkeypatch, bidirectional, chunk_size, rotary):
+    """Those whose pairs are never all there at once; the last chunk is a short one."""
+    layer = make(bidirectional=bidirectional, chunk_size=chunk_size, rotary=rotary)
+    x = torch.randn(3, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    for mask in (None, torch.arange(LENGTH) < torch.tensor([[LENGTH], [11], [0]])):
+        seen = torch.ones(3, LENGTH, dtype=torch.bool) if mask is None else mask
+        expected = layer(x, mask=mask)[seen]
+        monkeypatch.setattr(mega, "DENSE_LENGTH", 0)
+        monkeypatch.setattr(layer, "_weigh", None)
+        actual = layer(x, mask=mask)
+        monkeypatch.undo()
+        assert actual.isfinite().all()
+        assert_same(actual[seen], expected, (x, *layer.parameters()))
 
 
 @pytest.mark.parametrize("length", [1, 2, 101])
@@ -207,8 +226,10 @@ def test_toeplitz_by_hand():
     torch.testing.assert_close(toeplitz(torch.tensor([5])), torch.tensor([[5]]))
 
 
+@pytest.mark.parametrize("dense_length", [0, LENGTH])
 @pytest.mark.parametrize("attention", ["softmax", "laplace"])
-def test_dropout_is_of_the_weights_in_training(attention):
+def test_dropout_is_of_the_weights_in_training(monkeypatch, attention, dense_length):
+    monkeypatch.setattr(mega, "DENSE_LENGTH", dense_length)
     layer = make(attention_dropout=0.5, attention=attention)
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     assert not torch.equal(layer(x), layer(x))

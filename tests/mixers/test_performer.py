@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer
+from longlens.mixers.base import create_mixer, mixer_class
 from longlens.mixers.performer import PerformerAttention, log_features, orthogonal_rows
 from longlens.ops.linear_attention import kernel_attention
 
@@ -146,7 +146,15 @@ def test_errors():
         create_mixer("performer", 16, features=0)
     with pytest.raises(ValueError, match="kernel must be softmax or relu, got 'tanh'"):
         PerformerAttention(16, 4, kernel="tanh")
-    with pytest.raises(ValueError, match="d_model must be a multiple of heads"):
+    with pytest.raises(ValueError, match="divide the width of the layer"):
         create_mixer("performer", 10)
     with pytest.raises(ValueError, match="step needs a causal layer"):
         create_mixer("performer", 16).step(torch.randn(2, 16))
+
+
+def test_the_state_is_as_large_as_its_traits_say():
+    """features·(D + heads) numbers, besides the scale of each head."""
+    layer = layer_of(bidirectional=False)
+    _, state = layer.step(torch.randn(1, 12, dtype=torch.float64))
+    assert state.sums.numel() == 7 * (12 + 3)
+    assert mixer_class("performer").traits.state == "features·(D + heads)"

@@ -84,7 +84,7 @@ def test_dropout_in_training_alone():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"heads": 3}, "d_model must be a multiple of heads, got d_model=16 and heads=3"),
+        ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
         ({"heads": 16, "rotary": True}, "rotary positions need heads of even width, got 16 / 16"),
         ({"rounds": 0}, "rounds and bucket_size must be at least 1, got 0 and 6"),
         ({"bucket_size": 0}, "rounds and bucket_size must be at least 1, got 3 and 0"),

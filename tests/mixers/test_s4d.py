@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.s4d import S4D, s4d_frequencies, s4d_kernel
+from longlens.mixers.s4d import S4D, s4d_frequencies, s4d_kernel, s4d_modes
 from longlens.ops.hippo import hippo_legs
 
 VARIANTS = [
@@ -94,7 +94,7 @@ def test_frequencies():
 @pytest.mark.parametrize("init", ["lin", "inv", "legs"])
 def test_it_begins_stable(init, discretization):
     model = S4D(16, init=init, discretization=discretization)
-    weights, rates = model._modes()
+    weights, rates = s4d_modes(*model._system(), discretization)
     assert weights.shape == rates.shape == (16, 32)
     assert rates.exp().abs().max() < 1
     torch.testing.assert_close(-model.a_real.exp(), torch.full((16, 32), -0.5))

@@ -76,6 +76,14 @@ def test_autocast_does_not_round_distances():
     torch.testing.assert_close(actual, layer.double().kernel(2048).float(), rtol=0, atol=1e-5)
 
 
+def test_a_layer_in_bfloat16_counts_beyond_256():
+    layer = GatedToeplitz(16, decay=1.0, bidirectional=False, dtype=torch.bfloat16)
+    kernel = layer.kernel(2048)
+    assert kernel.dtype == torch.float32
+    torch.testing.assert_close(kernel, layer.double().kernel(2048).float(), rtol=0, atol=1e-5)
+    assert (kernel[:, 1:] != kernel[:, :-1]).any(dim=0).all(), "no two distances are the same"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

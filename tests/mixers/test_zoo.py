@@ -67,14 +67,15 @@ def test_the_past_matters(build, name, options):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "options"), sides())
 def test_padding_changes_nothing(build, name, options, training):
-    """Neither its length nor what is in it, for outputs and gradients."""
+    """Neither its length nor what is in it, be it not a number, for outputs and gradients."""
     _, layer = build(name, **options)
     layer.train(training)
     lengths = (LENGTH, 1, 13, 0)
     x = torch.randn(len(lengths), LENGTH, WIDTH, dtype=torch.float64)
     mask = torch.arange(LENGTH) < torch.tensor(lengths)[:, None]
-    together = layer(torch.where(mask[..., None], x, 1e3), mask=mask)
+    together, ill = (layer(torch.where(mask[..., None], x, filling), mask=mask) for filling in (1e3, torch.nan))
     assert together.isfinite().all()
+    assert torch.equal(ill[mask], together[mask])
     alone = torch.zeros_like(together)
     for row, length in enumerate(lengths):
         if length:
@@ -103,6 +104,8 @@ def test_step_by_step_is_the_whole(build, name, options):
             output, state = layer.step(x[:, t], state)
             outputs.append(output)
         torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-8)
+        again = [layer.step(x[:, 0], state)[0] for _ in range(2)]
+        assert torch.equal(*again), "a step leaves the state that it is given as it is"
 
 
 @pytest.mark.parametrize("name", list_mixers())

@@ -216,7 +216,7 @@ def test_a_model_on_the_meta_device_has_shapes_and_no_memory():
         ("las", {"norm": "bath"}, "norm is 'bath', which is not possible: input should be 'layer' or 'batch'"),
         ("las", {"dropout": 1.0}, "dropout is 1.0, which is not possible: input should be less than 1"),
         ("las", {"heads": "many"}, "heads is 'many', which is not possible: input should be a valid integer"),
-        ("las", {"width": 30}, "embed_dim must be a multiple of num_heads = 8, got 30"),
+        ("las", {"width": 30}, "divide the width of the layer, got heads=8 and a width of 30"),
         ("las", {"width": 24, "positions": "rotary"}, "rotary positions need heads of even width, got 24 / 8"),
         (mixer_config("las"), {"heads": 2}, "the mixer has its options already, so heads cannot be given beside it"),
     ],

@@ -106,3 +106,15 @@ def test_a_pattern_that_does_not_fit(shape):
     query, key, value = vectors(23)
     with pytest.raises(ValueError, match=r"pattern must have the shape \(1 or 3 heads, at least 5 blocks, .* got \("):
         block_sparse_attention(query, key, value, torch.zeros(shape, dtype=torch.int64), block_size=SIZE)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("global_blocks", [0, 1])
+@pytest.mark.parametrize("shape", [(2, HEADS, 0, 4), (0, HEADS, 12, 4)], ids=str)
+def test_nothing(shape, global_blocks, is_causal):
+    query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    options = {"block_size": SIZE, "global_blocks": global_blocks, "is_causal": is_causal}
+    y = block_sparse_attention(query, key, value, random_pattern(12), **options)
+    assert y.shape == shape
+    y.sum().backward()
+    assert value.grad is not None

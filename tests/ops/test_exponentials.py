@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from longlens.ops.exponentials import (
+    as_complex,
+    exact,
     log_uniform_,
     step_exponentials,
     sum_of_exponentials,
@@ -83,6 +85,38 @@ def test_full_precision_under_autocast_and_for_half():
     assert sum_of_exponentials(weights.bfloat16(), rates.bfloat16(), 50).dtype == torch.float32
 
 
+def test_half_precision_is_promoted_and_others_are_kept():
+    parameter = torch.randn(3, 4, 2, dtype=torch.float64)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        rounded = parameter.to(dtype)
+        assert torch.equal(exact(rounded), rounded.float())
+        assert torch.equal(as_complex(rounded), torch.view_as_complex(rounded.float()))
+    assert exact(parameter) is parameter
+    strided = parameter.transpose(0, 1)
+    assert torch.equal(as_complex(strided), torch.complex(strided[..., 0], strided[..., 1]))
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_length_zero(weights):
+    leaves = modes(weights, groups=3)
+    kernel = sum_of_exponentials(*leaves, 0)
+    assert kernel.shape == (6, 0)
+    assert kernel.dtype == torch.float64
+    (gradient,) = torch.autograd.grad(kernel.sum(), leaves[0])
+    assert not gradient.any()
+
+
+def test_steps_of_half_precision_have_an_exact_state():
+    weights, rates = (x.detach().to(torch.complex64) for x in modes())
+    x, state, exact_state = torch.randn(23, 3, 6, dtype=torch.bfloat16), None, None
+    for now in x:
+        y, state = step_exponentials(weights, rates, now, state)
+        expected, exact_state = step_exponentials(weights, rates, now.float(), exact_state)
+        assert y.dtype == torch.bfloat16
+        assert torch.equal(state, exact_state)
+        assert torch.equal(y, expected.bfloat16())
+
+
 @pytest.mark.parametrize("groups", [6, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_recurrence_is_the_convolution(kind, groups):
@@ -109,8 +143,8 @@ def test_errors():
     for bad in (rates[:, :4], rates[:4], rates[0]):
         with pytest.raises(ValueError, match=r"weights must have the shape \(channels, N\) and rates \(groups, N\)"):
             sum_of_exponentials(weights, bad, 5)
-    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
-        sum_of_exponentials(weights, rates, 0)
+    with pytest.raises(ValueError, match="length must be at least 0, got -1"):
+        sum_of_exponentials(weights, rates, -1)
     for low, high in ((0.0, 0.1), (0.2, 0.1), (-1.0, 1.0)):
         with pytest.raises(ValueError, match=f"dt_min and dt_max must be positive and in order, got {low} and {high}"):
             log_uniform_(torch.empty(3), low, high)

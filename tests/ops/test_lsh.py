@@ -185,3 +185,13 @@ def test_errors():
         with pytest.raises(ValueError, match="across_buckets cannot be causal: later tokens decide"):
             attention(qk, value, random_buckets(5), size=2, is_causal=True, across_buckets=True)
     assert math.isfinite(lsh_attention(qk, value, random_buckets(5), size=2).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 0, 4), (0, 3, 5, 4)], ids=str)
+def test_nothing(shape, kind):
+    qk, value = (torch.randn(shape, requires_grad=True) for _ in range(2))
+    y = lsh_attention(qk, value, lsh_buckets(qk, torch.randn(2, 4, 3)), size=2, **kind)
+    assert y.shape == shape
+    y.sum().backward()
+    assert value.grad is not None

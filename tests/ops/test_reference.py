@@ -83,7 +83,7 @@ def test_re_masked_weights_do_not_leak():
 
 
 def test_decay_raises_far_negative_scores_to_a_uniform_weight():
-    """Scores shrink towards 0, not to minus infinity: a far key is neither preferred nor excluded."""
+    """Scores shrink toward 0, not to minus infinity: a far key is neither preferred nor excluded."""
     length = 200
     query = torch.ones(1, 1, length, 1, dtype=torch.float64)
     key = torch.full((1, 1, length, 1), -3.0, dtype=torch.float64)

@@ -105,6 +105,12 @@ def test_every_successful_layer_of_the_paper_decays(name):
     assert measure_traits(name).decays
 
 
+@pytest.mark.parametrize("name", ["transformer", "l-attention", "las"])
+def test_attention_does_not_decay_at_initialization(name):
+    """Nor does that of LaS: its scores decay, and far weights tend to the uniform one, not to 0."""
+    assert measure_traits(name).far > 0.75
+
+
 def test_dlr_decays_only_over_longer_distances():
     """Its published initialization forgets so slowly that the claim does not hold over 1,024 tokens."""
     assert 0.5 < measure_traits("dlr", length=1024).far < 0.9

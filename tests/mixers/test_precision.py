@@ -1,0 +1,66 @@
+"""Layers whose parameters are in half precision."""
+
+import copy
+
+import pytest
+import torch
+
+from longlens.mixers.base import create_mixer, list_mixers, mixer_config
+
+WIDTH, LENGTH = 16, 27
+# What would raise in half precision, or lose all digits: complex numbers, powers of a decay, large distances.
+EXACT = ("s4", "s4d", "dss", "dlr", "gss", "h3", "s5", "lru", "tnn", "hyena")
+
+
+def relative(actual, expected):
+    return ((actual.to(expected.dtype) - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_a_layer_in_bfloat16(small_options, name):
+    options = small_options(name)
+    layer = mixer_config(name, **options).build(WIDTH, max_length=40, dtype=torch.bfloat16)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    output = layer(x)
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
+    output.float().square().sum().backward()
+    for leaf in (x, *layer.parameters()):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == torch.bfloat16
+        assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", EXACT)
+def test_half_precision_is_close_to_float32(name, dtype):
+    half = create_mixer(name, 64, dtype=dtype)
+    full, x = copy.deepcopy(half).float(), torch.randn(2, 300, 64, dtype=dtype)
+    expected = full(x.float())
+    for layer in (half, full.to(dtype)):
+        with torch.no_grad():
+            actual = layer(x)
+        assert actual.dtype == dtype
+        assert relative(actual, expected) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name in EXACT if name not in ("tnn", "hyena")])
+def test_steps_in_half_precision(name, dtype):
+    half = create_mixer(name, WIDTH, max_length=40, dtype=dtype)
+    expected = copy.deepcopy(half).float()
+    x, state, outputs = torch.randn(2, LENGTH, WIDTH, dtype=dtype), None, []
+    with torch.no_grad():
+        for t in range(LENGTH):
+            output, state = half.step(x[:, t], state)
+            assert output.dtype == dtype
+            outputs.append(output)
+        assert relative(torch.stack(outputs, dim=1), expected(x.float())) < 0.02
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_kernel_of_half_precision_is_computed_in_float32(name):
+    half = create_mixer(name, WIDTH, max_length=600, dtype=torch.bfloat16)
+    kernel = half.kernel(600)
+    assert kernel.dtype == torch.float32
+    assert torch.equal(kernel, copy.deepcopy(half).float().kernel(600))
