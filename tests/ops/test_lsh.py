@@ -1,7 +1,5 @@
 """Attention within the buckets of a hash: against all pairs of tokens, and against loops over tokens."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -184,7 +182,7 @@ def test_errors():
     for attention in (lsh_attention, lsh_attention_reference):
         with pytest.raises(ValueError, match="across_buckets cannot be causal: later tokens decide"):
             attention(qk, value, random_buckets(5), size=2, is_causal=True, across_buckets=True)
-    assert math.isfinite(lsh_attention(qk, value, random_buckets(5), size=2).sum())
+    assert lsh_attention(qk, value, random_buckets(5), size=2).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
