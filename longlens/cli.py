@@ -321,7 +321,7 @@ def list_tasks() -> None:
 
 
 def list_mixers(traits: bool = False, length: int = 1024, width: int = 64) -> None:
-    """All mixers: what they are, whether they are causal, and their options.
+    """All mixers: what they are, which sides they can see, and their options; or their traits.
 
     Args:
         traits: what they are made of instead, as in the paper's Table 10, and what can be measured of it.

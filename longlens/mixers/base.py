@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from longlens.options import from_options, required_options
+from longlens.options import from_options, option_names, required_options
 from longlens.registry import Registry
 
 if TYPE_CHECKING:
@@ -142,6 +142,13 @@ def list_mixers() -> list[str]:
 def mixer_class(name: str) -> type[Config]:
     """The options of a mixer, by its name."""
     return _REGISTRY.find(name)
+
+
+def sides(chosen: type[Config]) -> tuple[bool, bool]:
+    """Whether a layer can be causal, and whether it can see both sides."""
+    default = chosen().looks_ahead() is None
+    either = "bidirectional" in option_names(chosen)
+    return default or either, not default or either
 
 
 def mixer_config(name: str, **options: Any) -> Config:

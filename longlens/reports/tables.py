@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from longlens.mixers.base import list_mixers, mixer_class
+from longlens.mixers.base import list_mixers, mixer_class, sides
 from longlens.tasks.metrics import higher_is_better
 from longlens.training.run import read_config, read_result
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 def mixers_table() -> Table:
     """A line for each mixer, with the options' defaults."""
-    table = Table("mixer", "what", "causal", "options")
+    table = Table("mixer", "what", "sides", "options")
     for name in list_mixers():
         chosen = mixer_class(name)
         options = ", ".join(f"{option.name}={option.default}" for option in fields(chosen))
-        table.add_row(name, chosen.summary, "yes" if chosen().looks_ahead() is None else "no", options)
+        causal, both = sides(chosen)
+        table.add_row(name, chosen.summary, "either" if causal and both else "causal" if causal else "both", options)
     return table
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, list_mixers, mixer_class
+from longlens.mixers.base import Config, list_mixers, mixer_class, sides
 from longlens.mixers.common import has_kernel
 from longlens.options import option_names
 from longlens.progress import progress
@@ -113,13 +113,6 @@ def _tensors(state: Any) -> Iterator[Tensor]:
         yield from _tensors([getattr(state, part.name) for part in fields(state)])
     elif hasattr(state, "__dict__"):
         yield from _tensors(vars(state))
-
-
-def sides(chosen: type[Config]) -> tuple[bool, bool]:
-    """Whether a layer can be causal, and whether it can see both sides."""
-    default = chosen().looks_ahead() is None
-    either = "bidirectional" in option_names(chosen)
-    return default or either, not default or either
 
 
 COLUMNS = {

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from longlens.mixers.base import list_mixers, mixer_class
+from longlens.mixers.base import list_mixers, mixer_class, sides
 from longlens.models.model import create_model
 from longlens.options import option_names
-from longlens.reports.traits import sides
 from longlens.tasks.base import Spec
 
 SPEC = Spec("tokens", 11, 25, "language", 11, "bits_per_byte")

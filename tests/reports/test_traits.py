@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from longlens.mixers.base import Config, list_mixers, mixer_class
+from longlens.mixers.base import Config, list_mixers, mixer_class, sides
 from longlens.reports import traits
-from longlens.reports.traits import measure_traits, response, sides
+from longlens.reports.traits import measure_traits, response
 
 # Table 10: decays, regularized, unique initialization, stable, gated, complex, normalized, non-recurrent.
 TABLE_10 = {
