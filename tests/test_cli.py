@@ -79,7 +79,8 @@ def test_bench_layers_is_relative_to_the_transformer(tmp_path):
         (name, length) for name in ("transformer", "las-chunk", "s4d") for length in (32, 64)
     }
     assert all(row["seconds"] > 0 and row["bytes"] > 0 and row["parameters"] > 0 for row in rows)
-    assert result.stdout.count("×1 ") >= 4, "the baseline is 1 in both tables"
+    baselines = [line for line in result.stdout.splitlines() if line.startswith("│ transformer")]
+    assert [line.count(" ×1 ") for line in baselines] == [2, 2], "in both tables, at both lengths"
 
 
 def test_bench_packages_measures_both(tmp_path):

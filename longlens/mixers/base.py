@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _Class = TypeVar("_Class", bound=type)
 
+MAX_LENGTH = 1024  # of the sequences that a layer is built for, where nobody says it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
@@ -74,7 +76,7 @@ class Config(ABC):
         self,
         d_model: int,
         *,
-        max_length: int | None = None,
+        max_length: int = MAX_LENGTH,
         device: "torch.device | str | None" = None,
         dtype: "torch.dtype | None" = None,
     ) -> "nn.Module":
@@ -165,7 +167,7 @@ def create_mixer(
     name: str,
     d_model: int,
     *,
-    max_length: int | None = None,
+    max_length: int = MAX_LENGTH,
     device: "torch.device | str | None" = None,
     dtype: "torch.dtype | None" = None,
     **options: Any,

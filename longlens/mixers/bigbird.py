@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import MultiHead
 from longlens.ops.block_sparse import block_sparse_attention
 from longlens.ops.checks import check_share
@@ -48,7 +48,7 @@ class BlockSparseAttention(MultiHead):
         global_blocks: at the beginning, which attend to all and which all attend to.
         random_blocks: for each block, other ones for each head.
         seed: of the random blocks.
-        max_length: the longest sequence, by default 4,096. In longer ones the random blocks repeat.
+        max_length: the longest sequence. In longer ones the random blocks repeat.
         bidirectional: see both sides.
         bias: of the two projections.
         attention_dropout: of the attention weights, in training.
@@ -67,7 +67,7 @@ class BlockSparseAttention(MultiHead):
         global_blocks: int = 2,
         random_blocks: int = 3,
         seed: int = 0,
-        max_length: int | None = None,
+        max_length: int = MAX_LENGTH,
         bidirectional: bool = True,
         bias: bool = True,
         attention_dropout: float = 0.0,
@@ -87,7 +87,7 @@ class BlockSparseAttention(MultiHead):
         super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
         self.block_size, self.reach, self.global_blocks = block_size, window_blocks // 2, global_blocks
         self.seed, self.bidirectional, self.dropout = seed, bidirectional, attention_dropout
-        blocks = -(-(max_length or 4096) // block_size)
+        blocks = -(-max_length // block_size)
         self.register_buffer("chosen", torch.empty(heads, blocks, random_blocks, dtype=torch.int64, device=device))
         self.reset_parameters()
 
@@ -162,5 +162,5 @@ class BigBird(Config):
     summary: ClassVar[str] = "BigBird: attention to near, first and random blocks"
     traits: ClassVar[Traits] = Traits(stable=True, cost="L")
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> BlockSparseAttention:
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> BlockSparseAttention:
         return BlockSparseAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)

@@ -161,10 +161,8 @@ class Convolution(nn.Module):
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
-        kernel, ahead = self.kernel(x.shape[1]), None
-        if self.bidirectional:
-            kernel, ahead = kernel.chunk(2)
-        return self._out(long_conv(x, kernel, ahead) + self.skip * x)
+        kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
+        return self._out(long_conv(x, *kernels) + self.skip * x)
 
     def _out(self, y: Tensor) -> Tensor:
         y = self.out_proj(F.gelu(y))

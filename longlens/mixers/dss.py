@@ -19,13 +19,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import StateSpace
 from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 
 _EPSILON = 1e-7  # of the official code, against a division by 0
-_UNKNOWN_LENGTH = 1024
 
 
 def dss_exp_modes(weights: Tensor, poles: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +77,7 @@ class DSS(StateSpace):
         *,
         variant: str = "softmax",
         state_size: int = 64,
-        softmax_length: int | None = None,
+        softmax_length: int = MAX_LENGTH,
         separate_dt: bool = True,
         dt_min: float = 0.001,
         dt_max: float = 0.1,
@@ -93,10 +92,10 @@ class DSS(StateSpace):
             raise ValueError(f"variant must be softmax or exp, got {variant!r}")
         if state_size < 1:
             raise ValueError(f"state_size must be at least 1, got {state_size}")
-        if softmax_length is not None and softmax_length < 1:
-            raise ValueError(f"softmax_length must be at least 1, or None, got {softmax_length}")
+        if softmax_length < 1:
+            raise ValueError(f"softmax_length must be at least 1, got {softmax_length}")
         self.variant, self.state_size = variant, state_size
-        self.softmax_length = _UNKNOWN_LENGTH if softmax_length is None else softmax_length
+        self.softmax_length = softmax_length
         self.dt_min, self.dt_max = dt_min, dt_max
         self.log_dt = nn.Parameter(torch.empty(d_model, 2 if separate_dt else 1, **factory))
         self.real = nn.Parameter(torch.empty(state_size, **factory))  # a
@@ -154,7 +153,7 @@ class DSSConfig(Config):
     Args:
         variant: softmax, or exp, which needs no length.
         state_size: N, complex numbers for each channel.
-        softmax_length: M, over which the softmax is; none for the longest length of the task, or 1024 if unknown.
+        softmax_length: M, over which the softmax is; none for the longest length of the task.
         separate_dt: a step size for the real part of Λ, another for the imaginary part.
         dt_min: smallest step size at the start.
         dt_max: largest step size at the start.
@@ -176,7 +175,7 @@ class DSSConfig(Config):
     # stable as there, though a softmax can learn Re Λ > 0, with which outputs grow beyond its length.
     traits: ClassVar[Traits] = Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size")
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> DSS:
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> DSS:
         options = asdict(self)
         if self.softmax_length is None:
             options["softmax_length"] = max_length

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import check_inputs, hide_padding
 from longlens.ops.long_conv import long_conv
 
@@ -75,7 +75,7 @@ class Hyena(nn.Module):
         fast_decay: float = 0.3,
         slow_decay: float = 1.5,
         shift: float = 0.0,
-        max_length: int = 1024,
+        max_length: int = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class HyenaConfig(Config):
 
     Defaults as in the authors' language model on the Pile, except filter_width, which is 64 there: 32 keeps a layer of
     width 64 about as large as attention. The features of the positions are fixed. Filters are functions of the position
-    in units of max_length (1024 if it is not known).
+    in units of max_length.
 
     Args:
         order: at least 2, for order + 1 projections and order - 1 long convolutions.
@@ -171,6 +171,5 @@ class HyenaConfig(Config):
     summary: ClassVar[str] = "gated long convolutions of implicit filters"
     traits: ClassVar[Traits] = Traits(decays=True, gated=True, cost="L log L")
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> Hyena:
-        max_length = 1024 if max_length is None else max_length
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> Hyena:
         return Hyena(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))

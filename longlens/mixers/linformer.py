@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import MultiHead
 from longlens.ops.checks import check_share
 from longlens.ops.kernels import pad_heads
 
 SHARES = ("key-value", "headwise", "none")
-MAX_LENGTH = 1024
 
 
 class LinformerAttention(MultiHead):
@@ -125,9 +124,8 @@ class Linformer(Config):
     traits: ClassVar[Traits] = Traits(stable=True, cost="L")
     size_note: ClassVar[str] = "its projections along the sequence have projected·L parameters"
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LinformerAttention:
-        length = MAX_LENGTH if max_length is None else max_length
-        return LinformerAttention(d_model, **asdict(self), max_length=length, device=device, dtype=dtype)
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> LinformerAttention:
+        return LinformerAttention(d_model, **asdict(self), max_length=max_length, device=device, dtype=dtype)
 
     def looks_ahead(self) -> str | None:
         return "it mixes all tokens before it attends, and cannot be causal"

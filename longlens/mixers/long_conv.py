@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import Convolution
 from longlens.ops.checks import check_share
 
@@ -53,7 +53,7 @@ class LongConv(Convolution):
         smooth: int = 1,
         kernel_dropout: float = 0.0,
         init: str = "double-exponential",
-        max_length: int = 1024,
+        max_length: int = MAX_LENGTH,
         bidirectional: bool = False,
         output: str = "glu",
         device: torch.device | str | None = None,
@@ -99,7 +99,7 @@ class LongConv(Convolution):
 @register("long-conv")
 @dataclass(frozen=True, kw_only=True)
 class LongConvConfig(Config):
-    """A convolution with one learned weight for each channel and distance, up to max_length (1024 if it is not known).
+    """A convolution with one learned weight for each channel and distance, up to max_length.
 
     Defaults as in the authors' configuration of the layer, with one kernel instead of two for each channel and without
     its kernel_dropout of .2. Their arena recipes see both sides for Pathfinder only, and have squash from .001 there to
@@ -125,6 +125,5 @@ class LongConvConfig(Config):
     traits: ClassVar[Traits] = Traits(decays=True, regularized=True, special_init=True, cost="L log L")
     size_note: ClassVar[str] = "it has a weight for each channel and each position up to the longest sequence"
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LongConv:
-        max_length = 1024 if max_length is None else max_length
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> LongConv:
         return LongConv(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))

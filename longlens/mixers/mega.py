@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import check_inputs, check_step, hide_padding
 from longlens.ops.checks import check_chunk_size, check_share
 from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
@@ -103,10 +103,8 @@ class MovingAverage(nn.Module):
         return ema_kernel(*parameters, length, bidirectional=self.bidirectional)
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, ahead = self.kernel(x.shape[1]), None
-        if self.bidirectional:
-            kernel, ahead = kernel.chunk(2)
-        return F.silu(long_conv(x, kernel, ahead) + self.omega * x)
+        kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
+        return F.silu(long_conv(x, *kernels) + self.omega * x)
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, D) and the N averages of each channel so far, (B, D, N) -> (B, D) and the next averages."""
@@ -128,8 +126,7 @@ class MegaAttention(nn.Module):
 
     Args:
         d_model: D.
-        max_length: the longest sequence, for which there is a bias for each distance; by default 1024, as in the
-            official layer.
+        max_length: the longest sequence, for which there is a bias for each distance.
         shared: Z, the width of queries and keys.
         expansion: H / D, the width of the values.
         ema_size: N, the numbers that the moving average keeps for each channel.
@@ -145,7 +142,7 @@ class MegaAttention(nn.Module):
         self,
         d_model: int,
         *,
-        max_length: int | None = None,
+        max_length: int = MAX_LENGTH,
         shared: int = 32,
         expansion: float = 0.5,
         ema_size: int = 16,
@@ -172,7 +169,7 @@ class MegaAttention(nn.Module):
         self.d_model, self.shared, self.hidden = d_model, shared, max(1, round(expansion * d_model))
         self.attention, self.chunk_size, self.bidirectional = attention, chunk_size, bidirectional
         self.dropout, self.rotary = attention_dropout, rotary
-        self.max_distances = chunk_size or max_length or 1024
+        self.max_distances = chunk_size or max_length
         factory = {"device": device, "dtype": dtype}
         self.average = MovingAverage(d_model, ema_size, bidirectional=bidirectional, **factory)
         self.value_proj = nn.Linear(d_model, self.hidden, **factory)
@@ -329,7 +326,7 @@ class Mega(Config):
     )
     size_note: ClassVar[str | None] = "it has a position bias for each of 2L - 1 distances"
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> MegaAttention:
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> MegaAttention:
         return MegaAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)
 
 

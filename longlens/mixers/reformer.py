@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import check_heads, check_inputs, hide_padding
 from longlens.ops.checks import check_share
 from longlens.ops.lsh import lsh_attention, lsh_buckets
@@ -34,7 +34,7 @@ class LSHAttention(nn.Module):
         bucket_size: the length of a chunk.
         buckets: of each round, 1 or an even number; by default so many that ``bucket_size`` tokens of the longest
             sequence are in one on average.
-        max_length: the longest sequence, by default 4,096; longer ones have fuller buckets.
+        max_length: the longest sequence; longer ones have fuller buckets.
         across_buckets: see all tokens of the two chunks, whatever their bucket.
         distinct: count a token that is seen in several rounds once.
         bidirectional: see both sides.
@@ -53,7 +53,7 @@ class LSHAttention(nn.Module):
         rounds: int = 8,
         bucket_size: int = 64,
         buckets: int | None = None,
-        max_length: int | None = None,
+        max_length: int = MAX_LENGTH,
         across_buckets: bool = False,
         distinct: bool = False,
         bidirectional: bool = True,
@@ -70,7 +70,7 @@ class LSHAttention(nn.Module):
         if rounds < 1 or bucket_size < 1:
             raise ValueError(f"rounds and bucket_size must be at least 1, got {rounds} and {bucket_size}")
         if buckets is None:
-            longest = max_length or 4096
+            longest = max_length
             buckets = 1 if longest <= bucket_size else 2 * -(-longest // (2 * bucket_size))
         if buckets != 1 and (buckets < 1 or buckets % 2):
             raise ValueError(f"buckets must be 1 or an even number, got {buckets}")
@@ -156,5 +156,5 @@ class Reformer(Config):
     summary: ClassVar[str] = "Reformer: attention within the buckets of a hash"
     traits: ClassVar[Traits] = Traits(stable=True, normalized=True, cost="L log L")
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LSHAttention:
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> LSHAttention:
         return LSHAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import StateSpace
 from longlens.ops.decay import exact_dtype
 from longlens.ops.exponentials import log_uniform_
@@ -161,7 +161,7 @@ class S4(StateSpace):
         dt_min: least step size at the start,
         dt_max: and the largest; they are spread evenly in log dt.
         bidirectional: see both sides, with another C for what is ahead.
-        length: M; shorter sequences get the first part of the kernel, and longer ones a C̃ computed for them.
+        max_length: M; shorter sequences get the first part of the kernel, and longer ones a C̃ computed for them.
         output: see ``Convolution``.
     """
 
@@ -175,7 +175,7 @@ class S4(StateSpace):
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         bidirectional: bool = False,
-        length: int = 1024,
+        max_length: int = MAX_LENGTH,
         output: str = "glu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -183,9 +183,9 @@ class S4(StateSpace):
         super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
         if state_size < 2 or state_size % 2:
             raise ValueError(f"state_size must be even and at least 2, for conjugate pairs, got {state_size}")
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
-        self.state_size, self.dt_min, self.dt_max, self.length = state_size, dt_min, dt_max, length
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        self.state_size, self.dt_min, self.dt_max, self.max_length = state_size, dt_min, dt_max, max_length
 
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -209,7 +209,7 @@ class S4(StateSpace):
             self.c.normal_(std=0.5**0.5)
             rates, p, _, c, dt = self._system()
             rows = _as_rows(c, self.d_model)
-            rows = rows - rows @ torch.linalg.matrix_power(_matrix(rates, p, dt), self.length)
+            rows = rows - rows @ torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
             self.c.copy_(torch.view_as_real(_from_rows(rows).resolve_conj()))
 
     def _system(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -222,7 +222,7 @@ class S4(StateSpace):
     def kernel(self, length: int) -> Tensor:
         with torch.autocast(self.p.device.type, enabled=False):
             rates, p, b, c, dt = self._system()
-            known = self.length
+            known = self.max_length
             if length > known:
                 # C·(I - Ā²ᴹ) = C̃·(I + Āᴹ): twice as long, until it is long enough
                 rows, power = _as_rows(c, self.d_model), torch.linalg.matrix_power(_matrix(rates, p, dt), known)
@@ -235,7 +235,7 @@ class S4(StateSpace):
         with torch.autocast(x.device.type, enabled=False):
             rates, p, b, c, dt = self._system()
             if state is None:
-                power = torch.linalg.matrix_power(_matrix(rates, p, dt), self.length)
+                power = torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
                 rest = torch.eye(self.state_size, dtype=dt.dtype, device=dt.device) - power
                 c = _from_rows(torch.linalg.solve(rest, _as_rows(c, self.d_model), left=False))
                 state = S4State(p.new_zeros(x.shape[0], self.d_model, p.shape[0]), c)
@@ -243,7 +243,7 @@ class S4(StateSpace):
             return 2 * (state.c * states).real.sum(-1).to(x.dtype), S4State(states, state.c)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, state_size={self.state_size}, length={self.length}"
+        return f"{super().extra_repr()}, state_size={self.state_size}, max_length={self.max_length}"
 
 
 @register("s4")
@@ -269,8 +269,8 @@ class S4Config(Config):
     )
     bidirectional: ClassVar[bool] = False
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> S4:
-        options = asdict(self) | {"bidirectional": self.bidirectional, "length": max_length or 1024}
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> S4:
+        options = asdict(self) | {"bidirectional": self.bidirectional, "max_length": max_length}
         return S4(d_model, **options, device=device, dtype=dtype)
 
 

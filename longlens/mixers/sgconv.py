@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import Convolution
 
 
@@ -57,7 +57,7 @@ class SGConv(Convolution):
         kernel_dim: int = 16,
         decay_min: float = 2.0,
         decay_max: float = 2.0,
-        max_length: int = 1024,
+        max_length: int = MAX_LENGTH,
         bidirectional: bool = True,
         output: str = "glu",
         device: torch.device | str | None = None,
@@ -106,8 +106,8 @@ class SGConvConfig(Config):
     """A long convolution with sub-kernels of growing length.
 
     Defaults as in the authors' recipes for ListOps, Text, Retrieval and Pathfinder, except kernel_dim, which is 1, 2, 1
-    and 32 there: 16 keeps a layer of width 64 about as large as attention. The kernel reaches max_length (1024 if it is
-    not known), rounded up to the end of a sub-kernel; what is further away has no weight.
+    and 32 there: 16 keeps a layer of width 64 about as large as attention. The kernel reaches max_length, rounded up to
+    the end of a sub-kernel; what is further away has no weight.
 
     Args:
         kernel_dim: weights of a sub-kernel.
@@ -129,6 +129,5 @@ class SGConvConfig(Config):
         decays=True, regularized=True, special_init=True, recurrent=True, cost="L log L"
     )  # fmt: skip
 
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> SGConv:
-        max_length = 1024 if max_length is None else max_length
+    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> SGConv:
         return SGConv(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))

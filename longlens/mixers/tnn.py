@@ -118,10 +118,8 @@ class GatedToeplitz(nn.Module):
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         gate, value = F.silu(self.in_proj(x)).chunk(2, dim=-1)
-        kernel, ahead = self.kernel(x.shape[1]), None
-        if self.bidirectional:
-            kernel, ahead = kernel.chunk(2)
-        return self.out_proj(gate * long_conv(hide_padding(value, mask), kernel, ahead))
+        kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
+        return self.out_proj(gate * long_conv(hide_padding(value, mask), *kernels))
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, decay={self.decay}, bidirectional={self.bidirectional}"

@@ -143,7 +143,7 @@ def test_errors():
     for options, message in {
         ("variant", "clip"): "variant must be softmax or exp, got 'clip'",
         ("state_size", 0): "state_size must be at least 1, got 0",
-        ("softmax_length", 0): "softmax_length must be at least 1, or None, got 0",
+        ("softmax_length", 0): "softmax_length must be at least 1, got 0",
         ("dt_max", 0.0): "dt_min and dt_max must be positive and in order",
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -38,7 +38,7 @@ def dense_kernel(layer, length):
     one = torch.eye(a.shape[0], dtype=a.dtype)
     inverse = torch.linalg.inv(one - half_step * a)
     step, state = inverse @ (one + half_step * a), inverse @ (2 * half_step * b[:, None])
-    rest = one - torch.linalg.matrix_power(step, layer.length)
+    rest = one - torch.linalg.matrix_power(step, layer.max_length)
     c = torch.linalg.solve(rest, c.unflatten(0, (-1, layer.d_model)).unsqueeze(-2), left=False)  # (K/D, D, 1, N)
     outputs = []
     for _ in range(length):
@@ -55,7 +55,7 @@ def dense_kernel(layer, length):
 )
 def test_the_kernel_is_that_of_the_dense_system(length, known, state_size, bidirectional):
     """Also for sequences shorter or longer than what C̃ is made for."""
-    layer = build(length=known, state_size=state_size, bidirectional=bidirectional)
+    layer = build(max_length=known, state_size=state_size, bidirectional=bidirectional)
     kernel, expected = layer.kernel(length), dense_kernel(layer, length)
     assert kernel.shape == (layer.kernels, length)
     assert expected.abs().max() > 1e-2
@@ -69,7 +69,7 @@ def test_the_kernel_is_that_of_the_dense_system(length, known, state_size, bidir
 def test_it_begins_as_lssl():
     """With the real HiPPO matrix, whose state is x = V·z + c.c., so that C·z + c.c. = 2·Re(C·V*)·x."""
     torch.manual_seed(0)
-    layer = S4(3, state_size=16, length=64, dtype=torch.float64)
+    layer = S4(3, state_size=16, max_length=64, dtype=torch.float64)
     _, state = layer.recur(torch.zeros(1, 3, dtype=torch.float64), None)
     a, b = hippo_legs(16)
     c = 2 * (state.c @ dplr_legs(16)[3].mH).real
@@ -79,7 +79,7 @@ def test_it_begins_as_lssl():
 
 def test_c_begins_normal_whatever_the_length():
     torch.manual_seed(0)
-    layer = S4(32, length=50, dtype=torch.float64)
+    layer = S4(32, max_length=50, dtype=torch.float64)
     _, state = layer.recur(torch.zeros(1, 32, dtype=torch.float64), None)
     assert state.c.abs().square().mean().item() == pytest.approx(1, abs=0.1)
     assert layer.log_dt.exp().min() >= 0.001
@@ -88,7 +88,7 @@ def test_c_begins_normal_whatever_the_length():
 
 @pytest.mark.parametrize("known", [64, 101])
 def test_the_recurrence_is_the_convolution(known):
-    layer = build(length=known, state_size=16)
+    layer = build(max_length=known, state_size=16)
     outputs, state = [], None
     for t in range(101):
         output, state = layer.recur(torch.full((2, 3), float(t == 0), dtype=torch.float64), state)
@@ -99,7 +99,7 @@ def test_the_recurrence_is_the_convolution(known):
 
 
 def test_a_step_leaves_the_state_as_it_was():
-    layer = build(length=16, state_size=4)
+    layer = build(max_length=16, state_size=4)
     x = torch.randn(2, 3, dtype=torch.float64)
     _, state = layer.step(x)
     before = state.states.clone()
@@ -130,8 +130,8 @@ def test_without_its_low_rank_part_it_is_a_sum_of_exponentials_at_16384():
 
 def test_float32_is_finite_and_exact_at_16384():
     torch.manual_seed(0)
-    layer = S4(3, length=16_384)
-    exact = S4(3, length=16_384, dtype=torch.float64)
+    layer = S4(3, max_length=16_384)
+    exact = S4(3, max_length=16_384, dtype=torch.float64)
     exact.load_state_dict(layer.state_dict())
     kernel, expected = layer.kernel(16_384), exact.kernel(16_384)
     torch.testing.assert_close(kernel.double(), expected, rtol=0, atol=2e-5 * expected.abs().max().item())
@@ -145,12 +145,12 @@ def test_float32_is_finite_and_exact_at_16384():
 
 
 def test_the_longest_sequence_decides_what_c_is_made_for():
-    assert create_mixer("s4", 4, max_length=77).length == 77
-    assert create_mixer("s4", 4).length == 1024
+    assert create_mixer("s4", 4, max_length=77).max_length == 77
+    assert create_mixer("s4", 4).max_length == 1024
 
 
 def test_autocast_does_not_touch_the_kernel():
-    layer = S4(3, length=64, state_size=8)
+    layer = S4(3, max_length=64, state_size=8)
     with torch.autocast("cpu", torch.bfloat16):
         kernels = layer.kernel(64), layer.kernel(100)
     torch.testing.assert_close(kernels[0], layer.kernel(64), rtol=0, atol=0)
@@ -159,7 +159,7 @@ def test_autocast_does_not_touch_the_kernel():
 
 def test_both_sides_are_the_sum_of_two_causal_convolutions():
     torch.manual_seed(0)
-    layer = S4(4, state_size=8, length=32, bidirectional=True, dtype=torch.float64)
+    layer = S4(4, state_size=8, max_length=32, bidirectional=True, dtype=torch.float64)
     x = torch.randn(2, 23, 4, dtype=torch.float64)
     back, ahead = layer.kernel(23).chunk(2)
     later = F.pad(ahead, (1, 0))  # not the token itself
@@ -170,7 +170,7 @@ def test_both_sides_are_the_sum_of_two_causal_convolutions():
 
 def test_it_stays_stable_whatever_is_learned():
     """A + A* = 2·Re Λ - 2·P·P* is negative, so that no state grows."""
-    layer = build(state_size=8, length=64, seed=1)
+    layer = build(state_size=8, max_length=64, seed=1)
     with torch.no_grad():
         for name in SYSTEM[:4]:
             layer.get_parameter(name).mul_(3).add_(torch.randn_like(layer.get_parameter(name)))
@@ -187,7 +187,7 @@ def test_errors_say_what_is_allowed():
         create_mixer("s4", 4, state_size=7)
     with pytest.raises(ValueError, match=r"dt_min and dt_max must be positive and in order, got 0.1 and 0.01"):
         create_mixer("s4", 4, dt_min=0.1, dt_max=0.01)
-    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
-        S4(4, length=0)
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        S4(4, max_length=0)
     assert mixer_config("s4").looks_ahead() is None
     assert mixer_config("s4-bidirectional").looks_ahead() == "it sees both sides"
