@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from longlens.mixers.base import create_mixer as create_mixer
-    from longlens.mixers.base import list_mixers as list_mixers
+    from longlens.api import Comparison as Comparison
+    from longlens.api import Result as Result
+    from longlens.api import Run as Run
+    from longlens.api import compare as compare
+    from longlens.api import load_run as load_run
+    from longlens.api import sweep as sweep
+    from longlens.api import train as train
+    from longlens.mixers.cache import LaSCache as LaSCache
     from longlens.mixers.las import LaSAttention as LaSAttention
-    from longlens.mixers.las import LaSCache as LaSCache
+    from longlens.mixers.registry import create_mixer as create_mixer
+    from longlens.mixers.registry import list_mixers as list_mixers
     from longlens.models.model import create_model as create_model
     from longlens.ops.decay import decay_rates as decay_rates
     from longlens.ops.las import las_attention as las_attention
@@ -24,33 +31,27 @@ if TYPE_CHECKING:
     from longlens.tasks.base import list_tasks as list_tasks
 
 _HOME = {
+    "Comparison": "longlens.api",
     "LaSAttention": "longlens.mixers.las",
-    "LaSCache": "longlens.mixers.las",
-    "create_mixer": "longlens.mixers.base",
+    "LaSCache": "longlens.mixers.cache",
+    "Result": "longlens.api",
+    "Run": "longlens.api",
+    "compare": "longlens.api",
+    "create_mixer": "longlens.mixers.registry",
     "create_model": "longlens.models.model",
     "create_task": "longlens.tasks.base",
     "decay_rates": "longlens.ops.decay",
     "las_attention": "longlens.ops.las",
     "las_attention_reference": "longlens.ops.reference",
-    "list_mixers": "longlens.mixers.base",
+    "list_mixers": "longlens.mixers.registry",
     "list_tasks": "longlens.tasks.base",
+    "load_run": "longlens.api",
     "smooth_values": "longlens.ops.smoothing",
+    "sweep": "longlens.api",
+    "train": "longlens.api",
 }
 
-__all__ = [  # noqa: RUF022
-    "LaSAttention",
-    "LaSCache",
-    "create_mixer",
-    "create_model",
-    "create_task",
-    "decay_rates",
-    "las_attention",
-    "las_attention_reference",
-    "list_mixers",
-    "list_tasks",
-    "smooth_values",
-    "__version__",
-]
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str):

@@ -1,52 +1,231 @@
-"""Options by name: checked against the fields of a dataclass, so that a typo never becomes a default."""
+"""Options: declared once, in a signature and its docstring, and checked by their types wherever they come from.
 
-import math
+A class or function declares its options as keyword parameters; ``Args:`` in its docstring describes them. The command
+line, recipes, ``config.json`` and Python calls all go through ``options_of`` and ``check_options``.
+"""
+
+import difflib
+import inspect
+import numbers
 import os
-from dataclasses import MISSING, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from longlens.naming import nearest
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf, Predicate
+
+from longlens.errors import BadInput
+
+REQUIRED: Any = inspect.Parameter.empty  # the default of an option that has none
+LARGEST = 2**31 - 1  # of a size: what is beyond it is a slip of the finger
 
 _Made = TypeVar("_Made")
 
 
-def from_options(chosen: type[_Made], what: str, options: dict[str, Any]) -> _Made:
-    """An instance of a dataclass. ``what`` says in an error whose options these are: ``task 'listops'``."""
-    known = option_names(chosen)
-    for option in options:
-        if option not in known:
-            raise ValueError(f"{what} has no option {option!r}; {nearest(option, known)}")
-    for option in required_options(chosen):
-        if option not in options:
-            raise ValueError(f"{what} needs the option {option!r}")
-    return chosen(**typed_options(chosen, options))
+@dataclass(frozen=True)
+class Is:
+    """In an ``Annotated`` type: how an error says what is allowed."""
+
+    text: str
 
 
-def option_names(chosen: type) -> list[str]:
-    return [field.name for field in fields(chosen)]
+Count = Annotated[int, Ge(0), Le(LARGEST), Is("a whole number of at least 0")]
+Size = Annotated[int, Ge(1), Le(LARGEST), Is("a whole number of at least 1")]
+Several = Annotated[int, Ge(2), Le(LARGEST), Is("a whole number of at least 2")]
+Even = Annotated[int, Ge(2), Le(LARGEST), MultipleOf(2), Is("an even number of at least 2")]
+Odd = Annotated[int, Ge(1), Le(LARGEST), Predicate(lambda n: n % 2 == 1), Is("an odd number of at least 1")]
+OneOrEven = Annotated[
+    int, Ge(1), Le(LARGEST), Predicate(lambda n: n == 1 or n % 2 == 0), Is("1 or an even number of at least 2")
+]
+Seed = Annotated[int, Ge(0), Le(2**63 - 1), Is("a whole number from 0 to 2^63 - 1")]
+Positive = Annotated[float, Gt(0), Le(1e12), Is("a number above 0")]
+NonNegative = Annotated[float, Ge(0), Le(1e12), Is("a number of at least 0")]
+Probability = Annotated[float, Ge(0), Lt(1), Is("a number of at least 0 and below 1")]
+Fraction = Annotated[float, Gt(0), Lt(1), Is("a number between 0 and 1")]
+Ratio = Annotated[float, Gt(0), Le(1), Is("a number above 0 and at most 1")]
 
 
-def required_options(chosen: type) -> list[str]:
-    """The options without a default."""
-    return [f.name for f in fields(chosen) if f.default is MISSING and f.default_factory is MISSING]
+@dataclass(frozen=True)
+class Option:
+    """One option: its name, type, default and description."""
 
+    name: str
+    hint: Any
+    default: Any = REQUIRED
+    help: str = ""
+    positional: bool = False
 
-def typed_options(chosen: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Options as their fields want them: a list from a JSON file becomes a tuple, and 2000.0 the number 2000."""
-    from pydantic import TypeAdapter, ValidationError
+    def check(self, value: Any) -> Any:
+        """The value with its type: a list becomes a tuple, and 2000.0 the number 2000. A text is read as typed."""
+        from pydantic import ValidationError
 
-    hints, typed = get_type_hints(chosen), {}
-    for option, value in options.items():
+        if isinstance(value, str) and value.lower() == "none" and type(None) in get_args(self.hint):
+            return None
+        given = _plain(value)
         try:
-            given = os.fspath(value) if isinstance(value, os.PathLike) else value
             # True is no number, though pydantic takes it for 1.
-            typed[option] = TypeAdapter(hints[option]).validate_python(given, strict=isinstance(given, bool))
-            if isinstance(typed[option], float) and not math.isfinite(typed[option]):
-                raise ValueError(f"{option} is {value!r}; it must be a finite number")
-        except ValidationError as error:
-            kind = hints[option]
-            if get_origin(kind) is Literal:
-                raise ValueError(f"{option} is {value!r}; it can be {', '.join(get_args(kind))}") from None
-            reason = error.errors()[0]["msg"].lower()
-            raise ValueError(f"{option} is {value!r}, which is not possible: {reason}") from None
-    return typed
+            found = _adapter(self.hint).validate_python(given, strict=isinstance(given, bool) or None)
+            if not isinstance(found, Path) or (given and "\0" not in str(given)):  # an empty path would be this folder
+                return found
+        except (ValidationError, OverflowError, RecursionError):
+            pass
+        wanted = allowed(self.hint)
+        note = ", which is too large" if "number" in wanted and _is_large(given) else ""
+        raise BadInput(f"{self.name} must be {wanted}, got {shorten(value)}{note}")
+
+
+def options_of(declared: Callable[..., Any]) -> dict[str, Option]:
+    """The options of a class or a function by their names: its parameters."""
+    described = _descriptions(declared)
+    hints = get_type_hints(
+        declared if hasattr(declared, "__dataclass_fields__") or not isinstance(declared, type) else declared.__init__,
+        include_extras=True,
+    )
+    return {
+        name: Option(
+            name, hints.get(name, Any), given.default, described.get(name, ""), given.kind != given.KEYWORD_ONLY
+        )
+        for name, given in inspect.signature(declared).parameters.items()
+        if given.kind in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY)
+    }
+
+
+def check_names(options: Mapping[str, Option], values: Iterable[str], what: str) -> None:
+    """Refuse unknown names. ``what`` says in an error whose options these are: ``task 'listops'``."""
+    for name in values:
+        if name not in options:
+            raise BadInput(f"{what} has no option {name!r}; {nearest(name, options)}")
+
+
+def check_options(options: Mapping[str, Option], values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The values with their types. Options without a default must be there."""
+    check_names(options, values, what)
+    for option in options.values():
+        if option.default is REQUIRED and option.name not in values:
+            raise BadInput(f"{what} needs the option {option.name!r}")
+    return {name: options[name].check(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of dataclasses whose fields are options: each is checked, and then does not change."""
+
+    def __post_init__(self) -> None:
+        for option in _cached_options(type(self)).values():
+            object.__setattr__(self, option.name, option.check(getattr(self, option.name)))
+
+    @classmethod
+    def make(cls: type[_Made], values: Mapping[str, Any], what: str) -> _Made:
+        """An instance; an unknown name is refused, with the nearest known one."""
+        return cls(**check_options(_cached_options(cls), values, what))
+
+    def values(self) -> dict[str, Any]:
+        """The options that make this again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """The end of an error sentence about an unknown name."""
+    known = list(known)
+    close = close_names(given, known)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"choose from {', '.join(known)}" if known else "there is none"
+
+
+def close_names(given: str, known: Iterable[str]) -> list[str]:
+    """Those that a slip of the finger may have meant."""
+    return difflib.get_close_matches(given, list(known), n=2)
+
+
+def allowed(hint: Any) -> str:
+    """What a type admits, in words: the middle of ``lr must be a number above 0, got -1``."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return next((note.text for note in parts[1:] if isinstance(note, Is)), None) or allowed(parts[0])
+    if origin is Literal:
+        return " or ".join(map(str, parts)) if len(parts) < 3 else f"one of {', '.join(map(str, parts))}"
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if part is type(None) else allowed(part) for part in parts)
+    if origin is tuple:
+        if parts[-1] is Ellipsis:
+            return f"a list, each {allowed(parts[0])}"
+        return f"{len(parts)} values, each {' or '.join(dict.fromkeys(map(allowed, parts)))}"
+    if origin is dict:
+        return "a table of tables" if get_origin(parts[1]) is dict else "a table"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def without_none(hint: Any) -> Any:
+    """A type that admits none, without it."""
+    (kept,) = (part for part in get_args(hint) if part is not type(None))
+    return kept
+
+
+def shorten(value: Any) -> str:
+    """A value in an error, on one line that is not too long."""
+    if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
+        value = " ".join(value)  # as it was typed
+    try:
+        text = value if isinstance(value, str) and value.strip() else repr(value)
+    except (ValueError, RecursionError):  # Python refuses to print numbers of many digits
+        text = f"a value that is too long to be shown ({type(value).__name__})"
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _plain(value: Any) -> Any:
+    """A value, or a list of them, without the classes of other packages: paths are texts, and numbers of numpy numbers.
+    In a list, True is a text: it is no number, though pydantic takes it for 1."""
+    if isinstance(value, list | tuple):
+        return [str(entry) if isinstance(entry, bool) else _plain_entry(entry) for entry in value]
+    return _plain_entry(value)
+
+
+def _plain_entry(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _is_large(given: Any) -> bool:
+    for value in given if isinstance(given, list) else [given]:
+        try:
+            if float(value) > LARGEST:
+                return True
+        except OverflowError:
+            return True
+        except (TypeError, ValueError):
+            continue
+    return False
+
+
+@cache
+def _cached_options(declared: type) -> dict[str, Option]:
+    return options_of(declared)
+
+
+@cache
+def _adapter(hint: Any) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+
+
+def _descriptions(declared: Any) -> dict[str, str]:
+    """The entries of ``Args:``; a class has those of its bases as well."""
+    found: dict[str, str] = {}
+    for source in reversed(declared.__mro__) if isinstance(declared, type) else [declared]:
+        _, _, entries = inspect.cleandoc(source.__doc__ or "").partition("Args:\n")
+        for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", entries, re.MULTILINE):
+            found[match[1]] = " ".join(match[2].split())
+    return found

@@ -1,90 +1,136 @@
-"""Classes by name, imported when they are first asked for."""
+"""Tasks and mixers by name: those of the package, of installed packages (entry points ``longlens``), and of the modules
+or files that ``LONGLENS_IMPORT`` names."""
 
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module, metadata
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from longlens.naming import nearest
+from longlens.errors import BadInput, LongLensError
+from longlens.options import nearest
 
-_Base = TypeVar("_Base")
-_Class = TypeVar("_Class", bound=type)
+_Entry = TypeVar("_Entry")
+
+DECORATOR = re.compile(r'^@register\(\s*"([\w-]+)"', re.MULTILINE)
 
 
-class Registry(Generic[_Base]):
-    """The tasks or the mixers: those of the package, of which only the module's name is known before they are used,
-    and those that a user adds, in a module that was imported or that ``LONGLENS_IMPORT`` names.
+class Registry(Generic[_Entry]):
+    """Entries by name. Those of the package are found in its source, where ``@register("name"`` stands above a class,
+    so that a name can be known without an import.
 
     Args:
-        kind: what an error calls one of them.
-        modules: the module of each name.
+        kind: what an error calls an entry.
+        package: the package whose modules have the entries.
+        load: adds the entries of one of these modules; by default its import does.
     """
 
-    def __init__(self, kind: str, modules: Mapping[str, str]):
-        self.kind, self.modules = kind, modules
-        self.classes: dict[str, type[_Base]] = {}
+    def __init__(self, kind: str, package: str, load: Callable[[str], object] = import_module):
+        self.kind = kind
+        self.package = package
+        self.load = load
+        self.entries: dict[str, _Entry] = {}
+        self.homes: dict[str, str] = {}
 
-    def register(self, name: str) -> Callable[[_Class], _Class]:
-        """A decorator that gives a class its name."""
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """The module of each name of the package."""
+        return {
+            name: f"{self.package}.{file.stem}"
+            for file in sorted((Path(__file__).parent / self.package.split(".")[-1]).glob("*.py"))
+            for name in DECORATOR.findall(file.read_text())
+        }
 
-        def add(added: _Class) -> _Class:
-            taken = self.classes.get(name)
-            home = self.modules.get(name) or (taken and taken.__module__)
-            if home not in (None, added.__module__) or (taken and taken.__qualname__ != added.__qualname__):
-                raise ValueError(f"there is a {self.kind} {name!r} already: choose another name")
-            added.name = name
-            classes: dict[str, type] = self.classes  # pyright: ignore[reportAssignmentType]
-            classes[name] = added
-            return added
-
-        return add
+    def add(self, name: str, entry: _Entry, module: str) -> None:
+        """Give an entry its name. The module that had it before, reloaded, may have it again."""
+        if (self.modules | self.homes).get(name, module) != module:
+            raise BadInput(f"there is a {self.kind} {name!r} already: choose another name")
+        self.entries[name] = entry
+        self.homes[name] = module
 
     def names(self) -> list[str]:
-        _import_added()
-        return [*self.modules, *(name for name in self.classes if name not in self.modules)]
+        import_added()
+        return [*self.modules, *(name for name in self.entries if name not in self.modules)]
 
-    def find(self, name: str) -> type[_Base]:
-        if name not in self.classes and name in self.modules:
-            import_module(self.modules[name])
-        _import_added()
-        if name not in self.classes:
-            raise ValueError(f"there is no {self.kind} {name!r}; {nearest(name, self.names())}")
-        return self.classes[name]
+    def find(self, name: str) -> _Entry:
+        if name not in self.entries and name in self.modules:
+            self.load(self.modules[name])
+        if name not in self.entries:
+            import_added()
+        if name not in self.entries:
+            raise BadInput(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
+        return self.entries[name]
 
 
 def added_modules() -> list[str | Path]:
-    """The modules or files that ``LONGLENS_IMPORT`` names, separated by commas: layers and tasks of the user's own."""
+    """The modules or files that ``LONGLENS_IMPORT`` names, separated by commas."""
     names = filter(None, os.environ.get("LONGLENS_IMPORT", "").split(","))
     return [Path(name).absolute() if name.endswith(".py") else name for name in names]
 
 
-@cache
-def _import_added() -> None:
-    for added in added_modules():
-        try:
-            if isinstance(added, str):
-                import_module(added)
-                continue
-            spec = spec_from_file_location(f"longlens_added_{added.stem}", added)
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[spec.name] = module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[spec.name])
-        except (ImportError, OSError) as error:
-            raise ValueError(f"LONGLENS_IMPORT names {str(added)!r}, which cannot be imported: {error}") from error
+def import_added() -> None:
+    """Import layers and tasks from outside of the package, once. A bug in one of them keeps its traceback."""
+    if _begun:  # perhaps by a file that is being imported, and asks for a name
+        return
+    _begun.append(True)
+    try:
+        for entry in metadata.entry_points(group="longlens"):
+            _import(entry.module, f"the entry point {entry.name!r}")
+        for added in added_modules():
+            _import(added, "LONGLENS_IMPORT")
+    except BaseException:
+        _begun.clear()
+        raise
 
 
-def is_ours(file: str | None) -> bool:
-    """Whether a source file belongs to this package."""
-    return file is not None and Path(file).resolve().is_relative_to(Path(__file__).resolve().parent)
+_begun: list[bool] = []
+
+
+def _import(added: str | Path, where: str) -> None:
+    if not _exists(added):
+        raise BadInput(f"{where} names {added}, and there is no such {'module' if isinstance(added, str) else 'file'}")
+    try:
+        if isinstance(added, str):
+            import_module(added)
+        else:
+            _import_file(added)
+    except LongLensError as error:
+        raise type(error)(f"{added}: {error}") from None
+    except Exception:
+        print(f"longlens: {where} names {added}, which raises an error when it is imported:", file=sys.stderr)
+        raise
+
+
+def _exists(added: str | Path) -> bool:
+    if isinstance(added, Path):
+        return added.is_file()
+    try:
+        return find_spec(added) is not None
+    except ModuleNotFoundError as error:
+        if added.startswith(error.name or " "):  # its package; otherwise something that the package needs
+            return False
+        raise
+
+
+def _import_file(file: Path) -> None:
+    name = f"longlens_added_{file.stem}"
+    while name in sys.modules and sys.modules[name].__file__ != str(file):  # one of the same name in another folder
+        name += "_"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def foreign_source(chosen: type) -> str:
-    """The source of a user's class, as a result belongs to it. Of this package's, nothing: the environment of a run
-    has its version and commit."""
+    """The source of a user's class, which a result belongs to. Nothing for this package's: the environment of a run has
+    its version and commit."""
     file = getattr(sys.modules.get(chosen.__module__), "__file__", None)
-    return "" if file is None or is_ours(file) else Path(file).read_text()
+    if file is None or Path(file).resolve().is_relative_to(Path(__file__).resolve().parent):
+        return ""
+    return Path(file).read_text()

@@ -1,6 +1,12 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what is in tests/support
+pytest_plugins = ["support.runs"]
 
 settings.register_profile("longlens", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("longlens")
@@ -11,24 +17,10 @@ def _seed():
     torch.manual_seed(0)
 
 
-# Options with which each part of a mixer shows at lengths of about 25.
-SMALL = {
-    "heads": 4, "max_rate": 0.3, "chunk_size": 7, "block_size": 4, "bucket_size": 4, "rounds": 2, "state_size": 8,
-    "features": 12, "memory": 5, "projected": 9,
-}  # fmt: skip
-
-
 @pytest.fixture(scope="session")
 def small_options():
-    """``small_options("las")``: those of the small options that a mixer has."""
+    """``small_options("las")``: options of a mixer with which each of its parts shows at lengths of about 25."""
+    from longlens.mixers.registry import find_mixer
+    from longlens.testing.subject import small_options
 
-    def choose(name: str, **more) -> dict:
-        from longlens.mixers.base import mixer_class
-        from longlens.options import option_names
-
-        known = set(option_names(mixer_class(name)))
-        if not name.endswith("-chunk"):
-            known.discard("chunk_size")  # others can have chunks, but are not about them
-        return {option: value for option, value in SMALL.items() if option in known} | more
-
-    return choose
+    return lambda name, **more: small_options(find_mixer(name).options) | more

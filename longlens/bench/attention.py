@@ -2,53 +2,99 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
-from longlens.bench.measure import check_out, peak_memory, time_interleaved, write_result
-from longlens.console import say
+from longlens.bench.measure import check_given, peak_memory, time_interleaved, write_result
+from longlens.bench.split import SplitSheet
+from longlens.files import check_out
 from longlens.mixers.las import LaSAttention
-from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import smooth_values
+from longlens.options import NonNegative, Odd, Size
+from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
+from longlens.training.distributed import choose_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MEASURES = ("forward_s", "forward_peak_bytes", "forward_backward_s", "forward_backward_peak_bytes")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all candidates of a run have in common."""
+def bench_attention(
+    *,
+    lengths: tuple[Size, ...] = (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    head_dims: tuple[Size, ...] = (32, 64),
+    groups: tuple[Literal["attention", "chunk", "layer"], ...] = ("attention", "chunk", "layer"),
+    heads: Size = 8,
+    batch: Size = 1,
+    window: Odd = 5,
+    max_rate: NonNegative = 1e-3,
+    chunk_size: Size = 128,
+    rounds: Size = 5,
+    flex: bool = True,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    out: Path | None = None,
+) -> list[Sheet | str]:
+    """Time and peak memory of LaS attention beside torch's plain attention, the formula and FlexAttention.
 
-    heads: int = 8
-    batch: int = 1
-    window: int = 5
-    max_rate: float = 1e-3
-    chunk_size: int = 128
-    device: str = "cpu"
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "chunk_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        LaSAttention(self.heads, self.heads, max_rate=self.max_rate, window=self.window)  # checks the rest
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be cpu: this torch finds no CUDA device")
-
-    @property
-    def rates(self) -> list[float]:
-        return decay_rates(self.heads, self.max_rate).tolist()
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=DTYPES[self.dtype])
+    Args:
+        lengths: Sequence lengths.
+        head_dims: Widths of a head.
+        groups: Comparisons to make: the operator, the operator in chunks, the whole layer.
+        heads: Number of heads.
+        batch: Sequences of a batch.
+        window: Odd window of the smoothing.
+        max_rate: Largest decay rate.
+        chunk_size: Length of a chunk.
+        rounds: Interleaved rounds; the best of each candidate counts.
+        flex: Include FlexAttention, which is compiled for each length.
+        device: Device to measure on; auto is a GPU if there is one.
+        dtype: Data type of the inputs.
+        out: JSON file to write the figures and the environment to.
+    """
+    check_given(lengths=lengths, head_dims=head_dims, groups=groups)
+    where = choose_device(device)
+    check_out(out)
+    settings = {
+        "heads": heads,
+        "batch": batch,
+        "window": window,
+        "max_rate": max_rate,
+        "chunk_size": chunk_size,
+        "device": where.type,
+        "dtype": dtype,
+        "rounds": rounds,
+    }
+    rows: list[dict[str, Any]] = []
+    count = 0
+    with progress("attention", len(head_dims) * len(lengths) * len(groups)) as done:
+        for head_dim in head_dims:
+            layer = LaSAttention(
+                heads * head_dim, heads, max_rate=max_rate, window=window, device=where, dtype=DTYPES[dtype]
+            )
+            for length in lengths:
+                for group in groups:
+                    note = f"d = {head_dim}, L = {length:,}, {group}"
+                    done(count, note)
+                    candidates = _candidates(group, layer, batch, length, chunk_size, flex)
+                    measured = _measure(candidates, rounds, where, partial(done, count, note))
+                    rows += [{"group": group, "length": length, "head_dim": head_dim} | cell for cell in measured]
+                    count += 1
+                if out is not None:  # after each length, so that nothing is lost when it is interrupted
+                    write_result(out, where, {"settings": settings, "rows": rows})
+    printed: list[Sheet | str] = [
+        _table(f"{heads} heads of {head_dim}, batch {batch}, {dtype}", [r for r in rows if r["head_dim"] == head_dim])
+        for head_dim in head_dims
+    ]
+    return printed if out is None else [*printed, f"written to {out}"]
 
 
 @dataclass
@@ -74,73 +120,83 @@ class Candidate:
             x.requires_grad_(False)
 
 
-def _attention(setting: Setting, length: int, head_dim: int, flex: bool) -> list[Candidate]:
-    """The operator: plain, LaS, LaS by its formula, in linear time, and on FlexAttention."""
-    inputs = tuple(setting.normal(setting.batch, setting.heads, length, head_dim) for _ in range(3))
-    options = {"decay": setting.rates, "smoothing": setting.window}
-    candidates = [
+def _candidates(
+    group: str, layer: LaSAttention, batch: int, length: int, chunk_size: int, flex: bool
+) -> list[Candidate]:
+    """What a group compares, for the sizes of a layer; the first is what the others are compared with."""
+    weight = layer.in_proj.weight
+    if group == "layer":
+        x = torch.randn(batch, length, layer.embed_dim, device=weight.device, dtype=weight.dtype)
+        return _layer(layer, x)
+    shape = (batch, layer.num_heads, length, layer.embed_dim // layer.num_heads)
+    inputs = tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(3))
+    if group == "chunk":
+        return _chunk(layer, inputs, chunk_size)
+    return [*_attention(layer, inputs), *([_flex(layer, inputs)] if flex else [])]
+
+
+def _attention(layer: LaSAttention, inputs: tuple[Tensor, ...]) -> list[Candidate]:
+    """The operator: plain, LaS, LaS by its formula, and in linear time."""
+    batch, heads, length, _ = inputs[0].shape
+    options = {"decay": layer.rates, "smoothing": layer.window}
+    return [
         Candidate("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), inputs),
         Candidate("las", lambda q, k, v: las_attention(q, k, v, **options), inputs),
         Candidate(
             "las formula",
             lambda q, k, v: las_attention_reference(q, k, v, **options),
             inputs,
-            skipped=_too_large(setting.batch * setting.heads * length**2, setting.device),
+            skipped=_too_large(batch * heads * length**2, inputs[0].device),
         ),
         Candidate("las linear", lambda q, k, v: las_attention(q, k, v, **options, backend="linear"), inputs),
     ]
-    return [*candidates, _flex(setting, length, inputs)] if flex else candidates
 
 
-def _chunk(setting: Setting, length: int, head_dim: int, flex: bool) -> list[Candidate]:
+def _chunk(layer: LaSAttention, inputs: tuple[Tensor, ...], size: int) -> list[Candidate]:
     """The operator in chunks; plain attention gets them as a view, without a copy."""
-    size = setting.chunk_size
-    if length <= size or length % size != 0:
+    shape = inputs[0].shape
+    if shape[2] <= size or shape[2] % size != 0:
         return []
-    shape = (setting.batch, setting.heads, length, head_dim)
-    inputs = tuple(setting.normal(*shape) for _ in range(3))
 
-    def plain(query, key, value):
-        views = (x.unflatten(2, (-1, size)).flatten(1, 2) for x in (query, key, value))
-        return F.scaled_dot_product_attention(*views, is_causal=True).view(shape)
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (x.unflatten(2, (-1, size)).flatten(1, 2) for x in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True).view(shape)
 
-    def las(query, key, value):
-        return las_attention(query, key, value, decay=setting.rates, smoothing=setting.window, chunk_size=size)
+    def las(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return las_attention(query, key, value, decay=layer.rates, smoothing=layer.window, chunk_size=size)
 
     return [Candidate(f"sdpa, chunks of {size}", plain, inputs), Candidate(f"las, chunks of {size}", las, inputs)]
 
 
-def _layer(setting: Setting, length: int, head_dim: int, flex: bool) -> list[Candidate]:
+def _layer(layer: LaSAttention, x: Tensor) -> list[Candidate]:
     """The whole layer with its projections, and the same layer on plain attention."""
-    layer = LaSAttention(
-        setting.heads * head_dim, setting.heads, max_rate=setting.max_rate, window=setting.window,
-        device=setting.device, dtype=DTYPES[setting.dtype],
-    )  # fmt: skip
 
-    def plain(x):
-        query, key, value = layer.in_proj(x).unflatten(-1, (3, setting.heads, head_dim)).permute(2, 0, 3, 1, 4)
+    def plain(x: Tensor) -> Tensor:
+        query, key, value = layer.in_proj(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return layer.out_proj(attended.transpose(1, 2).flatten(2))
 
-    inputs, parameters = (setting.normal(setting.batch, length, layer.embed_dim),), tuple(layer.parameters())
-    return [Candidate("sdpa layer", plain, inputs, parameters), Candidate("las layer", layer, inputs, parameters)]
+    parameters = tuple(layer.parameters())
+    return [Candidate("sdpa layer", plain, (x,), parameters), Candidate("las layer", layer, (x,), parameters)]
 
 
-def _flex(setting: Setting, length: int, inputs: tuple[Tensor, ...]) -> Candidate:
+def _flex(layer: LaSAttention, inputs: tuple[Tensor, ...]) -> Candidate:
     """The same by FlexAttention: compiled for each length, on CPU without a backward."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    rates = torch.tensor(setting.rates, device=setting.device)
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=setting.device)
+    device, length = inputs[0].device, inputs[0].shape[2]
+    rates = torch.tensor(layer.rates, device=device)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
     compiled = torch.compile(flex_attention, dynamic=False)
 
-    def function(query, key, value):
-        def decay(score, b, h, i, j):
+    def function(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        def decay(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score * torch.exp(-rates[h] * (i - j))
 
-        return compiled(query, key, smooth_values(value, setting.window), score_mod=decay, block_mask=mask)
+        smoothed = value if layer.window is None else smooth_values(value, layer.window)
+        return compiled(query, key, smoothed, score_mod=decay, block_mask=mask)
 
-    candidate = Candidate("las on flex", function, inputs, has_backward=setting.device != "cpu")
+    candidate = Candidate("las on flex", function, inputs, has_backward=device.type != "cpu")
     try:
         candidate.forward()
     except Exception as error:  # no compiler, or a shape that it does not take: say so, and measure the others
@@ -148,107 +204,58 @@ def _flex(setting: Setting, length: int, inputs: tuple[Tensor, ...]) -> Candidat
     return candidate
 
 
-GROUPS = {"attention": _attention, "chunk": _chunk, "layer": _layer}
-"""Each group's first candidate is what the others are compared with."""
-
-
-def bench_attention(
-    setting: Setting,
-    *,
-    lengths: tuple[int, ...],
-    head_dims: tuple[int, ...],
-    groups: tuple[str, ...],
-    rounds: int,
-    flex: bool,
-    out: Path | None,
-    console: Console,
-) -> list[dict]:
-    """Measure, print a table for each head width, write ``out``, and return the rows."""
-    for name, numbers in (("lengths", lengths), ("head_dims", head_dims), ("rounds", (rounds,))):
-        if min(numbers, default=0) < 1:
-            raise ValueError(f"{name} must be at least 1, got {', '.join(map(str, numbers)) or 'none'}")
-    if not groups:
-        raise ValueError(f"groups must name at least one of {', '.join(GROUPS)}")
-    check_out(out)
-    rows: list[dict] = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(head_dims) * len(lengths) * len(groups))
-        for head_dim in head_dims:
-            table = _table(f"H = {setting.heads}, d = {head_dim}, B = {setting.batch}, {setting.dtype}")
-            for length in lengths:
-                for group in groups:
-                    progress.update(task, description=f"d = {head_dim}, L = {length}, {group}")
-                    if not console.is_terminal:
-                        console.print(f"measuring d = {head_dim}, L = {length}, {group}")
-                    cells = _measure(GROUPS[group](setting, length, head_dim, flex), rounds, setting.device, progress)
-                    for cell in cells:
-                        rows.append({"group": group, "length": length, "head_dim": head_dim} | cell)
-                        table.add_row(*_columns(rows[-1]))
-                    progress.advance(task)
-                table.add_section()
-                if out is not None:  # after each length, so that nothing is lost when it is interrupted
-                    write_result(out, setting.device, {"settings": asdict(setting) | {"rounds": rounds}, "rows": rows})
-            console.print(table)
-    if out is not None:
-        say(console, f"written to {out}")
-    return rows
-
-
-def _measure(candidates: list[Candidate], rounds: int, device_name: str, progress: Progress) -> list[dict]:
+def _measure(
+    candidates: list[Candidate], rounds: int, device: torch.device, on_turn: Callable[[], object]
+) -> list[dict[str, Any]]:
     """Time and memory of the candidates of a group, and their ratios to the first one."""
-    device = torch.device(device_name)
     running = [c for c in candidates if c.skipped is None]
     forward = {c.name: c.forward for c in running}
     both = {c.name: c.forward_backward for c in running if c.has_backward}
-    task = progress.add_task("  rounds", total=rounds * (len(forward) + len(both)) + len(running))
-    advance = lambda: progress.advance(task)  # noqa: E731
-    forward_times = time_interleaved(forward, device, rounds, on_turn=advance)
-    both_times = time_interleaved(both, device, rounds, on_turn=advance)
-    cells: list[dict] = []
+    forward_times = time_interleaved(forward, device, rounds, on_turn=on_turn)
+    both_times = time_interleaved(both, device, rounds, on_turn=on_turn)
+    cells: list[dict[str, Any]] = []
     for candidate in candidates:
         name, cell = candidate.name, {"name": candidate.name, "skipped": candidate.skipped}
         cell["forward_s"] = forward_times[name].best if name in forward else None
         cell["forward_backward_s"] = both_times[name].best if name in both else None
         cell["forward_peak_bytes"] = peak_memory(forward[name], device) if name in forward else None
         cell["forward_backward_peak_bytes"] = peak_memory(both[name], device) if name in both else None
-        advance()
-        for field in ("forward_s", "forward_peak_bytes", "forward_backward_s", "forward_backward_peak_bytes"):
-            first = (cells or [cell])[0][field]
-            cell[field.rpartition("_")[0] + "_ratio"] = cell[field] / first if cell[field] else None
+        on_turn()
+        for measure in MEASURES:
+            first = (cells or [cell])[0][measure]
+            cell[measure.rpartition("_")[0] + "_ratio"] = cell[measure] / first if cell[measure] and first else None
         cells.append(cell)
-    progress.remove_task(task)
     return cells
 
 
-def _too_large(scores: int, device: str) -> str | None:
+def _too_large(scores: int, device: torch.device) -> str | None:
     """Whether about twelve L×L tensors of the formula, forward and backward, would fill half of the memory."""
     needed = 12 * 4 * scores
-    if device == "cuda":
+    if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"needs {needed / 2**30:.0f} GiB" if needed > total / 2 else None
 
 
-def _table(title: str) -> Table:
-    table = Table(title=title, caption="× : relative to the first line of each group; best of the interleaved rounds")
-    table.add_column("L", justify="right")
-    table.add_column("")
-    for part in ("forward", "forward + backward"):
-        for name in (f"{part} ms", "×", "MiB", "×"):
-            table.add_column(name, justify="right")
+def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
+    names = ("forward", "both", "memory, forward", "memory, both")
+    columns = [Column(name, 1, number=True) for name in names]
+    table = SplitSheet(title, [Column("L", number=True), Column("attention"), *columns])
+    for row in rows:
+        times = [_with_ratio(row, part, "s", 1e3, ".2f", "ms") for part in ("forward", "forward_backward")]
+        memory = [
+            _with_ratio(row, f"{part}_peak", "bytes", 2.0**-20, ".1f", "MiB")
+            for part in ("forward", "forward_backward")
+        ]
+        table.rows.append([f"{row['length']:,}", row["name"], *times, *memory])
+    table.notes.append("both: forward and backward. ×: relative to the first line of each group; best of all rounds.")
+    table.notes += [f"{row['name']} at L = {row['length']:,}: {row['skipped']}" for row in rows if row["skipped"]]
     return table
 
 
-def _columns(row: dict) -> list[str]:
-    if row["skipped"]:
-        return [str(row["length"]), row["name"], row["skipped"], *[""] * 7]
-
-    def show(number: float | None, form: str, unit: float = 1.0) -> str:
-        return "–" if number is None else format(number * unit, form)
-
-    columns = [str(row["length"]), row["name"]]
-    for part in ("forward", "forward_backward"):
-        columns += [show(row[f"{part}_s"], ".2f", 1e3), show(row[f"{part}_ratio"], ".2f")]
-        columns += [show(row[f"{part}_peak_bytes"], ".1f", 2.0**-20), show(row[f"{part}_peak_ratio"], ".2f")]
-    return columns
+def _with_ratio(row: dict[str, Any], name: str, unit: str, factor: float, form: str, shown: str) -> str:
+    number, ratio = row[f"{name}_{unit}"], row[f"{name}_ratio"]
+    if number is None:
+        return "–"
+    return f"{format(number * factor, ',' + form)} {shown}" + ("" if ratio is None else f" ×{ratio:.2f}")

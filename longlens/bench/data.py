@@ -11,73 +11,101 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from longlens.bench.measure import check_out, write_result
-from longlens.console import say
+from longlens.bench.measure import check_given, write_result
+from longlens.errors import BadInput
+from longlens.files import check_out
 from longlens.models.heads import loss_sum
 from longlens.models.model import create_model
-from longlens.naming import nearest
-from longlens.tasks.base import Task, create_task
-from longlens.tasks.generate import GeneratedTask
+from longlens.options import REQUIRED, Size, options_of
+from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
+from longlens.tasks.base import StoredTask, Task, create_task, find_task, list_tasks
+from longlens.tasks.generated import GeneratedTask
 
-GENERATED = {
-    "listops": {"sizes": (2_000, 500, 500)},
-    "pathfinder": {"sizes": (2_000, 500, 500)},
-    "path-x": {"sizes": (400, 100, 100)},
-    "atomic-select": {},
-    "atomic-cummax": {},
-    "atomic-cumsum": {},
-}
-IMPORTED = {  # the folder below --source, and the task's options
-    "text": ("imdb", {}),
-    "retrieval": ("aan", {"stand_in": True}),
-    "image": ("cifar10", {}),
-    "smnist": ("mnist", {}),
-    "pmnist": ("mnist", {}),
-    "text8": ("text8", {"stand_in": True}),
-    "enwik8": ("enwik8", {"stand_in": True}),
-    "wikitext-2": ("wikitext-2", {}),
-}
+GENERATED = (400, 100, 100)  # samples of a generated set, unless a batch needs more
 TOKENS = 65_536  # in a batch, at most
 LOGITS = 2**27  # of a batch of language, at most
 STEPS = 4  # of training, for each task
 
 
 def bench_data(
-    *, tasks: tuple[str, ...], source: Path | None, batch_size: int, rounds: int, out: Path | None, console: Console
-) -> list[dict]:
-    """Measure these tasks (all, if none is named), print the table, write ``out``, and return the rows."""
-    for name in tasks:
-        if name not in GENERATED and name not in IMPORTED:
-            raise ValueError(f"{name!r} is not measured; {nearest(name, [*GENERATED, *IMPORTED])}")
-    if batch_size < 1 or rounds < 1:
-        raise ValueError(f"batch_size is {batch_size} and rounds is {rounds}; both must be at least 1")
-    if source is not None and not any((source / folder).is_dir() for folder, _ in IMPORTED.values()):
-        raise ValueError(f"{source} has none of the folders {', '.join(dict(IMPORTED.values()))}")
+    *,
+    tasks: tuple[str, ...] | None = None,
+    source: Path | None = None,
+    batch_size: Size = 32,
+    rounds: Size = 5,
+    out: Path | None = None,
+) -> list[Sheet | str]:
+    """Samples a second of each generator, time to import each real set, and what loading costs beside training.
+
+    Everything is made in a temporary folder; nothing of the cache is touched.
+
+    Args:
+        tasks: Tasks to measure; by default all.
+        source: Folder with the files of real sets (MNIST, CIFAR-10, IMDB, …), in folders of their own, to import.
+        batch_size: Samples of a batch.
+        rounds: Number of repetitions; the best of a generator counts, and the median of loading.
+        out: JSON file to write the figures and the environment to.
+    """
+    check_given(tasks=tasks)
+    names = list_tasks() if tasks is None else tasks
+    for name in names:
+        find_task(name)
+    if source is not None and not source.is_dir():
+        raise BadInput(f"source must be a folder, got {source}")
     check_out(out)
     rows: list[dict[str, Any]] = []
-    with _temporary_home():
-        for name in tasks or (*GENERATED, *IMPORTED):
-            folder, options = IMPORTED.get(name, (None, GENERATED.get(name, {})))
-            if folder is not None and (source is None or not (source / folder).is_dir()):
-                console.print(f"{name}: not measured, as its data is not there (--source)")
-                continue
-            console.print(f"measuring {name}")
-            task = create_task(name, **options)
-            if source is not None and folder is not None:
-                start = time.perf_counter()
-                task.prepare(source / folder, force=True)
-                row = {"import_seconds": time.perf_counter() - start}
-            else:
-                row = _measure_generator(task, rounds)
-            rows.append(row | _measure_loader(task, batch_size, rounds))
-    console.print(_table(rows))
-    if out is not None:
-        write_result(out, "cpu", {"rows": rows})
-        say(console, f"written to {out}")
-    return rows
+    missing: dict[str, list[str]] = {}  # tasks by the reason why they are not measured
+    with _temporary_home(), progress("data", len(names), "tasks") as done:
+        for count, name in enumerate(names):
+            done(count, name)
+            try:
+                task, row = _prepare(name, source, batch_size, rounds)
+                rows.append(row | _measure_loader(task, batch_size, rounds))
+            except BadInput as error:
+                missing.setdefault(str(error), []).append(name)
+    notes = [f"{', '.join(tasks)}: not measured: {reason}" for reason, tasks in missing.items()]
+    printed: list[Sheet | str] = [_table(rows), *notes] if rows else list(notes)
+    return printed if out is None else [*printed, write_result(out, torch.device("cpu"), {"rows": rows})]
+
+
+def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tuple[Task, dict[str, Any]]:
+    """A task whose data is there, and how long that takes. BadInput says why it is not."""
+    options = options_of(find_task(name))
+    if needed := [option.name for option in options.values() if option.default is REQUIRED]:
+        raise BadInput(f"it needs {' and '.join(needed)}")
+    task = create_task(name)
+    if isinstance(task, GeneratedTask):
+        train, valid, test = GENERATED
+        task = create_task(name, sizes=(max(train, (STEPS + 1) * batch_size), valid, test))
+    if isinstance(task, GeneratedTask) or not isinstance(task, StoredTask):
+        return task, _measure_generator(task, rounds)
+    if source is None:
+        raise BadInput("its data is not there: give a folder with --source")
+    try:
+        return task, _measure_import(task, source)
+    except BadInput:
+        if "stand_in" not in options:
+            raise
+        other = create_task(name, stand_in=True)
+        assert isinstance(other, StoredTask)
+        return other, _measure_import(other, source) | {"stand_in": True}
+
+
+def _measure_import(task: StoredTask, source: Path) -> dict[str, Any]:
+    """Seconds to import a set from the folder below ``source`` that has its name."""
+    names = {_plain(task.name), _plain(str(task.identity().get("data", "")))}
+    folder = next((path for path in sorted(source.iterdir()) if path.is_dir() and _plain(path.name) in names), None)
+    if folder is None:
+        raise BadInput(f"there is no folder {task.identity().get('data', task.name)} in {source}")
+    start = time.perf_counter()
+    task.prepare(folder, force=True)
+    return {"import_seconds": time.perf_counter() - start}
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "").lower()
 
 
 def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
@@ -86,7 +114,7 @@ def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
     for index in range(rounds):
         start = time.perf_counter()
         if isinstance(task, GeneratedTask):
-            count = len(task.block(index).labels)
+            count = len(task.shard(index).labels)
         else:
             count = len(task.split("train", epoch=index).take(np.arange(256)).targets)
         rates.append(count / (time.perf_counter() - start))
@@ -104,7 +132,7 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
     loading, training = [], []
     for epoch in range(rounds):
         batches = iter(task.batches("train", size, epoch=epoch, shuffle=True))
-        next(batches)  # the order of the epoch is made with the first
+        next(batches, None)  # the order of the epoch is made with the first
         for _ in range(STEPS):
             start = time.perf_counter()
             batch = next(batches, None)
@@ -117,22 +145,32 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
             optimizer.step()
             loading.append(loaded - start)
             training.append(time.perf_counter() - loaded)
-    row = {"task": task.title, "batch": size, "length": spec.max_length}
+    if not loading:
+        raise BadInput(f"it has no two batches of {size}: choose a smaller batch size")
+    row = {"name": task.name, "task": task.title, "batch": size, "length": spec.max_length}
     return row | {"load_ms": 1e3 * median(loading), "train_ms": 1e3 * median(training)}
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("task", "samples/s, one core", "import", "batch × L", "load a batch", "train on it", "share")
+def _table(rows: list[dict[str, Any]]) -> Sheet:
+    columns = [Column(name, number=True) for name in ("made", "batch × L", "load", "train", "ratio")]
+    table = Sheet("making a set, loading a batch of it, training on the batch", [Column("task"), *columns])
     for row in rows:
-        table.add_row(
-            row["task"],
-            f"{row['generated_per_second']:,.0f}" if "generated_per_second" in row else "",
-            f"{row['import_seconds']:.1f} s" if "import_seconds" in row else "",
-            f"{row['batch']} × {row['length']:,}",
-            f"{row['load_ms']:.2f} ms",
-            f"{row['train_ms']:,.0f} ms",
-            f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
+        made = f"{row['generated_per_second']:,.0f} / s" if "generated_per_second" in row else ""
+        table.rows.append(
+            [
+                row["name"] + ("*" if "stand_in" in row else ""),
+                made or f"{row['import_seconds']:.1f} s",
+                f"{row['batch']} × {row['length']:,}",
+                f"{row['load_ms']:.2f} ms",
+                f"{row['train_ms']:,.0f} ms",
+                f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
+            ]
         )
+    table.notes.append(
+        "made: samples a second that one core generates, or seconds to import the set. ratio: load / train."
+    )
+    if any("stand_in" in row for row in rows):
+        table.notes.append("*: a stand-in, or a part of the set, and not the set itself.")
     return table
 
 

@@ -4,145 +4,157 @@ Forward and backward of one layer, all layers in turn, at equal width and length
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from longlens.bench.measure import Job, check_counts, check_out, peak_memory, time_interleaved, write_result
-from longlens.console import say
-from longlens.mixers.base import mixer_class, mixer_config
+from longlens.bench.measure import Job, check_given, peak_memory, time_interleaved, write_result
+from longlens.bench.split import SplitSheet
+from longlens.files import check_out
 from longlens.mixers.common import check_heads
+from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
 from longlens.models.model import count_parameters
-from longlens.options import option_names
+from longlens.options import Size
 from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
+from longlens.training.distributed import choose_device
 
 BASELINE = "transformer"
-
-
-@dataclass(frozen=True)
-class Size:
-    """What all layers have in common."""
-
-    width: int = 128
-    heads: int = 4
-    batch: int = 1
+Row = dict[str, Any]
 
 
 def bench_layers(
-    size: Size,
     *,
-    mixers: tuple[str, ...],
-    lengths: tuple[int, ...],
-    rounds: int,
-    device: str,
-    out: Path | None,
-    console: Console,
-) -> list[dict[str, Any]]:
-    """Measure, print two tables, write ``out``, and return a row for each layer and length."""
-    check_counts(**asdict(size), lengths=lengths, rounds=rounds)
-    check_heads(size.width, size.heads)
+    mixers: tuple[str, ...] | None = None,
+    lengths: tuple[Size, ...] = (1024, 2048, 4096, 8192, 16384),
+    width: Size = 128,
+    heads: Size = 4,
+    batch: Size = 1,
+    rounds: Size = 5,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    out: Path | None = None,
+) -> list[Sheet | str]:
+    """Time and peak memory of every layer, forward and backward, relative to the Transformer's attention.
+
+    Args:
+        mixers: Layers to measure; by default all.
+        lengths: Sequence lengths.
+        width: Channels of a token.
+        heads: Number of heads, for layers that have heads.
+        batch: Sequences of a batch.
+        rounds: Interleaved rounds; the best of each layer counts.
+        device: Device to measure on; auto is a GPU if there is one.
+        out: JSON file to write the figures and the environment to.
+    """
+    check_given(mixers=mixers, lengths=lengths)
+    check_heads(width, heads)
+    names = tuple(dict.fromkeys([BASELINE, *(list_mixers() if mixers is None else mixers)]))
+    for name in names:
+        find_mixer(name)
+    where = choose_device(device)
     check_out(out)
-    mixers = (BASELINE, *(name for name in mixers if name != BASELINE))
-    for name in mixers:
-        mixer_class(name)
-    rows = _measure(size, mixers, tuple(sorted(set(lengths))), rounds, torch.device(device))
-    console.print(_times(size, rows), _memory(size, rows), sep="\n")
+    rows = _measure(names, tuple(sorted(set(lengths))), width, heads, batch, rounds, where)
+    about = f"width {width}, batch {batch}"
+    printed: list[Sheet | str] = [_time_table(rows, about), _memory_table(rows, about)]
     if out is not None:
-        write_result(out, device, {"size": asdict(size), "rounds": rounds, "rows": rows})
-        say(console, f"written to {out}")
-    return rows
+        size = {"width": width, "heads": heads, "batch": batch}
+        printed.append(write_result(out, where, {"size": size, "rounds": rounds, "rows": rows}))
+    return printed
 
 
-def build_layer(name: str, size: Size, length: int, device: torch.device) -> nn.Module:
+def build_layer(name: str, width: int, heads: int, length: int, device: torch.device) -> nn.Module:
     """A layer with its defaults, but for the heads."""
-    options = {"heads": size.heads} if "heads" in option_names(mixer_class(name)) else {}
+    options = {"heads": heads} if "heads" in find_mixer(name).options else {}
     torch.manual_seed(0)
-    return mixer_config(name, **options).build(size.width, max_length=length, device=device)
+    return choose_mixer(name, **options).build(width, max_length=length, device=device)
 
 
-def forward_backward(layer: nn.Module, size: Size, length: int, device: torch.device) -> Job:
+def forward_backward(layer: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Job:
     """A job: the outputs of a layer, or of any module (B, L, D) -> (B, L, D), and all gradients."""
     torch.manual_seed(1)
-    x = torch.randn(size.batch, length, size.width, device=device, requires_grad=True)
+    x = torch.randn(shape, device=device, requires_grad=True)
     weight = torch.randn_like(x)
     leaves = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     return lambda: torch.autograd.grad(layer(x), leaves, weight, allow_unused=True)
 
 
 def _measure(
-    size: Size, mixers: tuple[str, ...], lengths: tuple[int, ...], rounds: int, device: torch.device
-) -> list[dict[str, Any]]:
+    mixers: tuple[str, ...],
+    lengths: tuple[int, ...],
+    width: int,
+    heads: int,
+    batch: int,
+    rounds: int,
+    device: torch.device,
+) -> list[Row]:
     """All layers at all lengths in turn, so that a slow minute of the machine does not look like a slow length."""
-    layers = {(name, length): build_layer(name, size, length, device) for name in mixers for length in lengths}
-    jobs = {key: forward_backward(layer, size, key[1], device) for key, layer in layers.items()}
+    layers = {(name, length): build_layer(name, width, heads, length, device) for name in mixers for length in lengths}
+    jobs = {key: forward_backward(layer, (batch, key[1], width), device) for key, layer in layers.items()}
     rows = []
     with progress("layers", len(jobs) * (rounds + 1)) as done:
         turns = iter(range(1, len(jobs) * (rounds + 1) + 1))
         timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)), long=10.0)
         for (name, length), layer in layers.items():
-            traits = mixer_class(name).traits
+            traits = find_mixer(name).traits
             rows.append(
                 {
-                    "mixer": name, "length": length, "parameters": count_parameters(layer),
-                    "cost": None if traits is None else traits.cost, "seconds": timings[name, length].best,
+                    "mixer": name,
+                    "length": length,
+                    "parameters": count_parameters(layer),
+                    "cost": None if traits is None else traits.cost,
+                    "seconds": timings[name, length].best,
                     "bytes": peak_memory(jobs[name, length], device),
                 }
-            )  # fmt: skip
+            )
             done(next(turns), "memory")
     return rows
 
 
-def growth(rows: list[dict[str, Any]], mixer: str, least: int = 4096) -> float | None:
+def growth(rows: list[Row], mixer: str, least: int = 4096) -> float | None:
     """By how much the time grows when the length doubles, at most, from ``least`` tokens on."""
     times = {row["length"]: row["seconds"] for row in rows if row["mixer"] == mixer and row["length"] >= least}
     doublings = [times[2 * length] / times[length] for length in times if 2 * length in times]
     return max(doublings, default=None)
 
 
-def _times(size: Size, rows: list[dict[str, Any]]) -> Table:
-    grows = {row["mixer"]: growth(rows, row["mixer"]) for row in rows}
-    last = {mixer: f"×{value:.2f}" for mixer, value in grows.items() if value is not None}
-    caption = "× : how many times as fast as the first line"
-    caption += "; 2L: by how much the time grows when L doubles, at most, from 4,096 on." if last else "."
-
-    def cell(row: dict[str, Any], plain: dict[str, Any]) -> str:
+def _time_table(rows: list[Row], about: str) -> Sheet:
+    def cell(row: Row, plain: Row) -> str:
         return f"{1e3 * row['seconds']:,.1f} ms ×{_short(plain['seconds'] / row['seconds'])}"
 
-    return _table(f"time of forward and backward, width {size.width}, batch {size.batch}", caption, rows, cell, last)
+    table = _table(f"time of forward and backward, {about}", rows, cell)
+    table.notes.append("×: how many times as fast as the first line.")
+    grows = [growth(rows, row[0]) for row in table.rows]
+    if any(grows):
+        table.columns.append(Column("2L", 1, number=True))
+        for row, value in zip(table.rows, grows, strict=True):
+            row.append(f"×{value:.2f}")
+        table.notes.append("2L: by how much the time grows when L doubles, at most, from 4,096 on.")
+    return table
 
 
-def _memory(size: Size, rows: list[dict[str, Any]]) -> Table:
-    caption = "× : relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
+def _memory_table(rows: list[Row], about: str) -> Sheet:
+    def cell(row: Row, plain: Row) -> str:
+        ratio = row["bytes"] / max(plain["bytes"], 1)
+        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(ratio)}"
 
-    def cell(row: dict[str, Any], plain: dict[str, Any]) -> str:
-        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / plain['bytes'])}"
+    table = _table(f"peak memory, {about}", rows, cell)
+    table.notes.append(
+        "×: relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
+    )
+    return table
 
-    return _table(f"peak memory, width {size.width}, batch {size.batch}", caption, rows, cell, {})
 
-
-def _table(
-    title: str,
-    caption: str,
-    rows: list[dict[str, Any]],
-    cell: Callable[[dict[str, Any], dict[str, Any]], str],
-    last: dict[str, str],
-) -> Table:
-    """A line for each layer, a column for each length, and a last one if there is anything in it."""
+def _table(title: str, rows: list[Row], cell: Callable[[Row, Row], str]) -> Sheet:
+    """A line for each layer and a column for each length."""
     found = {(row["mixer"], row["length"]): row for row in rows}
     lengths = sorted({row["length"] for row in rows})
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("layer", no_wrap=True)
-    for name in ("parameters", *(f"{length:,}" for length in lengths), *(["2L"] if last else [])):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = [Column("parameters", 1, number=True), *(Column(f"{length:,}", 1, number=True) for length in lengths)]
+    table = SplitSheet(title, [Column("layer"), *columns])
     for mixer in dict.fromkeys(row["mixer"] for row in rows):
         cells = [cell(found[mixer, length], found[BASELINE, length]) for length in lengths]
-        cells += [last.get(mixer, "")] if last else []
-        table.add_row(mixer, f"{found[mixer, lengths[-1]]['parameters']:,}", *cells)
+        table.rows.append([mixer, f"{found[mixer, lengths[-1]]['parameters']:,}", *cells])
     return table
 
 

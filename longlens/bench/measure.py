@@ -1,6 +1,5 @@
 """Time and memory of functions, fair on a noisy machine."""
 
-import json
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from longlens.environment import environment
+from longlens.errors import BadInput
+from longlens.files import write_json
 
 Job = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -92,21 +93,14 @@ def peak_memory(job: Job, device: torch.device) -> int:
     return peak
 
 
-def check_counts(**counts: int | tuple[int, ...]) -> None:
-    """Each must be at least 1, and of several there must be one."""
-    for name, value in counts.items():
-        if not value or min(value if isinstance(value, tuple) else (value,)) < 1:
-            raise ValueError(f"{name} must be at least 1, got {value if value != () else 'none'}")
+def check_given(**lists: tuple[Any, ...] | None) -> None:
+    """Refuse lists without a value; None stands for all that there are."""
+    for name, values in lists.items():
+        if values is not None and not values:
+            raise BadInput(f"{name} must have at least one value, got none: leave it out for the default")
 
 
-def check_out(out: Path | None) -> None:
-    """Before an hour of measuring, not after it."""
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out must be a file in a folder that exists, got {out}")
-
-
-def write_result(out: Path, device: str, result: dict[str, Any]) -> None:
-    """Figures and the environment as JSON, whole or not at all."""
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps({"environment": environment(torch.device(device)), **result}, indent=1) + "\n")
-    partial.replace(out)
+def write_result(out: Path, device: torch.device, result: dict[str, Any]) -> str:
+    """Write figures and the environment, and return the line that says so."""
+    write_json(out, {"environment": environment(device), **result})
+    return f"written to {out}"

@@ -1,94 +1,136 @@
 """What training costs: ``longlens bench model``.
 
-Our models beside transformers' GPT-2 of the same size, a step on the same batch each in turn; and the share of a run's
-time that is not spent in forward, backward and optimizer.
+Our models beside transformers' GPT-2 of the same size, a step on the same batch each in turn; and the fraction of a
+run's time that is not spent in forward, backward and optimizer.
 """
 
 import tempfile
-from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.bench.measure import Job, check_counts, check_out, time_interleaved, write_result
-from longlens.console import say
+from longlens.bench.measure import Job, check_given, time_interleaved, write_result
+from longlens.files import check_out
+from longlens.mixers.common import check_heads
+from longlens.mixers.registry import find_mixer
 from longlens.models.heads import loss_sum
 from longlens.models.model import count_parameters, create_model
+from longlens.options import Size
 from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
 from longlens.tasks.base import Spec
-from longlens.training.config import TrainingConfig, resolve
-from longlens.training.loop import train
+from longlens.training.config import Config, TrainingConfig, load_recipe
+from longlens.training.distributed import choose_device
+from longlens.training.loop import train_run
 from longlens.training.optimizer import make_optimizer
 from longlens.training.runtime import Runtime
 
-
-@dataclass(frozen=True)
-class Size:
-    """Of a language model and its batch."""
-
-    depth: int = 4
-    width: int = 256
-    heads: int = 8
-    length: int = 512
-    batch: int = 4
-    vocabulary: int = 256
+GPT2 = "GPT-2 of transformers"
 
 
 def bench_model(
-    size: Size,
     *,
-    mixers: tuple[str, ...],
-    tasks: tuple[str, ...],
-    steps: int,
-    rounds: int,
-    device: str,
-    out: Path | None,
-    console: Console,
-) -> dict[str, Any]:
-    """Measure, print two tables, write ``out``, and return the rows."""
-    check_counts(**asdict(size), rounds=rounds, steps=steps)
+    depth: Size = 4,
+    width: Size = 256,
+    heads: Size = 8,
+    length: Size = 512,
+    batch: Size = 4,
+    vocabulary: Size = 256,
+    mixers: tuple[str, ...] = ("transformer", "las", "las-chunk"),
+    tasks: tuple[str, ...] = ("listops", "atomic-cumsum"),
+    steps: Size = 40,
+    rounds: Size = 10,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    out: Path | None = None,
+) -> list[Sheet | str]:
+    """A training step of our models beside transformers' GPT-2, and the overhead of the training loop.
+
+    Args:
+        depth: Number of blocks.
+        width: Channels of a token.
+        heads: Number of heads, for mixers that have heads.
+        length: Tokens of a sequence.
+        batch: Sequences of a step.
+        vocabulary: Number of different tokens.
+        mixers: Mixers to compare.
+        tasks: Tasks whose mini recipe is run to measure the training loop.
+        steps: Steps of these runs.
+        rounds: Interleaved rounds; the best of each model counts.
+        device: Device to measure on; auto is a GPU if there is one.
+        out: JSON file to write the figures and the environment to.
+    """
+    check_given(mixers=mixers, tasks=tasks)
+    check_heads(width, heads)
+    where = choose_device(device)
+    changes = {"steps": steps, "evaluate_every": steps, "valid_samples": 8, "test_samples": 8}
+    configs = [load_recipe("mini", task, ["las"]).resolve(task, "las", changes) for task in tasks]
+    spec = Spec("tokens", vocabulary, length, "language", vocabulary, "bits_per_byte")
+    models = _create_models(spec, mixers, depth, width, heads)
     check_out(out)
-    speed = _measure_models(size, mixers, rounds, torch.device(device))
-    console.print(_speed_table(size, speed))
-    overhead = [_measure_loop(task, steps, device) for task in tasks]
-    console.print(_overhead_table(overhead))
-    result = {"size": asdict(size), "speed": speed, "overhead": overhead}
+    speed = _measure_models(models, spec, batch, rounds, where)
+    overhead = [_measure_loop(config, device) for config in configs]
+    title = f"a training step, {depth} blocks of width {width}, batch {batch} × {length}"
+    printed: list[Sheet | str] = [_speed_table(title, speed), _overhead_table(overhead)]
     if out is not None:
-        write_result(out, device, result)
-        say(console, f"written to {out}")
-    return result
+        size = {"depth": depth, "width": width, "heads": heads, "length": length, "batch": batch}
+        result = {"size": size | {"vocabulary": vocabulary}, "speed": speed, "overhead": overhead}
+        printed.append(write_result(out, where, result))
+    return printed
 
 
-def _measure_models(size: Size, mixers: tuple[str, ...], rounds: int, device: torch.device) -> list[dict[str, Any]]:
-    """Milliseconds of a training step on the same batch, turn by turn."""
+def _create_models(spec: Spec, mixers: tuple[str, ...], depth: int, width: int, heads: int) -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    tokens = torch.randint(size.vocabulary, (size.batch, size.length + 1), device=device)
+    models: dict[str, nn.Module] = {}
+    for name in mixers:
+        options: dict[str, Any] = {"heads": heads} if "heads" in find_mixer(name).options else {}
+        models[name] = create_model(spec, name, depth=depth, width=width, positions="learned", tied=True, **options)
+    gpt2 = _gpt2(spec, depth, width, heads)
+    return models if gpt2 is None else {**models, GPT2: gpt2}
+
+
+def _gpt2(spec: Spec, depth: int, width: int, heads: int) -> nn.Module | None:
+    """The same mathematics by another package, with its fastest attention and without its dropout."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    config = GPT2Config(
+        vocab_size=spec.size,
+        n_positions=spec.max_length,
+        n_embd=width,
+        n_layer=depth,
+        n_head=heads,
+        activation_function="gelu",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    config._attn_implementation = "sdpa"
+    return GPT2LMHeadModel(config)
+
+
+def _measure_models(
+    models: dict[str, nn.Module], spec: Spec, batch: int, rounds: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """Milliseconds of a training step on the same batch, turn by turn."""
+    tokens = torch.randint(spec.size, (batch, spec.max_length + 1), device=device)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    spec = Spec("tokens", size.vocabulary, size.length, "language", size.vocabulary, "bits_per_byte")
-    models: dict[str, nn.Module] = {
-        name: create_model(
-            spec, name, depth=size.depth, width=size.width, heads=size.heads, positions="learned", tied=True,
-            device=device,
-        )
-        for name in mixers
-    }  # fmt: skip
-    gpt2 = _gpt2(size)
-    if gpt2 is not None:
-        models["GPT-2 of transformers"] = gpt2.to(device)
-    jobs = {name: _step(model, spec, inputs, targets) for name, model in models.items()}
+    jobs = {name: _step(model.to(device), spec, inputs, targets) for name, model in models.items()}
     with progress("models", rounds * len(jobs)) as done:
-        count = iter(range(1, rounds * len(jobs) + 1))
-        timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(count)))
+        turns = count(1)
+        timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)))
     return [
         {
             "name": name,
             "parameters": count_parameters(models[name]),
             "step_ms": 1e3 * timing.best,
-            "tokens_per_second": size.batch * size.length / timing.best,
+            "tokens_per_second": batch * spec.max_length / timing.best,
         }
         for name, timing in timings.items()
     ]
@@ -107,29 +149,13 @@ def _step(model: nn.Module, spec: Spec, inputs: Tensor, targets: Tensor) -> Job:
     return step
 
 
-def _gpt2(size: Size) -> nn.Module | None:
-    """The same mathematics by another package, with its fastest attention and without its dropout."""
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
-    config = GPT2Config(
-        vocab_size=size.vocabulary, n_positions=size.length, n_embd=size.width, n_layer=size.depth, n_head=size.heads,
-        activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    return GPT2LMHeadModel(config)
-
-
-def _measure_loop(task: str, steps: int, device: str) -> dict[str, Any]:
-    """A real run of the mini recipe, in a folder that is deleted; its last evaluation and test are small."""
-    changes = {"steps": steps, "evaluate_every": steps, "valid_samples": 8, "test_samples": 8}
-    config = resolve("mini", task, "las", changes)
+def _measure_loop(config: Config, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
+    """A real run, in a folder that is deleted; its last evaluation and test are small."""
     with tempfile.TemporaryDirectory(prefix="longlens-bench-") as folder:
-        result = train(config, Runtime.model_validate({"runs": folder, "device": device}))
-    per_step = result["tokens"] / result["tokens_per_second"] / steps
+        result = train_run(config, Runtime(runs=Path(folder), device=device))
+    per_step = result["tokens"] / result["tokens_per_second"] / result["steps"]
     return {
+        "name": config.task.name,
         "task": result["task"],
         "batch_size": config.training.batch_size,
         "step_ms": 1e3 * per_step,
@@ -137,21 +163,26 @@ def _measure_loop(task: str, steps: int, device: str) -> dict[str, Any]:
     }
 
 
-def _speed_table(size: Size, rows: list[dict[str, Any]]) -> Table:
-    title = f"a training step, {size.depth} blocks of width {size.width}, batch {size.batch} × {size.length}"
-    table = Table("model", "parameters", "step", "tokens/s", "time / GPT-2's", title=title, title_justify="left")
-    other = next((row["step_ms"] for row in rows if row["name"].startswith("GPT-2")), None)
+def _speed_table(title: str, rows: list[dict[str, Any]]) -> Sheet:
+    columns = [Column(name, number=True) for name in ("parameters", "step", "tokens/s")]
+    table = Sheet(title, [Column("model"), *columns])
     for row in rows:
-        ratio = f"×{row['step_ms'] / other:.2f}" if other else "(transformers is not installed)"
-        speed = f"{row['tokens_per_second']:,.0f}"
-        table.add_row(row["name"], f"{row['parameters']:,}", f"{row['step_ms']:,.1f} ms", speed, ratio)
+        step = f"{row['step_ms']:,.1f} ms"
+        table.rows.append([row["name"], f"{row['parameters']:,}", step, f"{row['tokens_per_second']:,.0f}"])
+    other = next((row["step_ms"] for row in rows if row["name"] == GPT2), None)
+    if other is None:
+        table.notes.append("GPT-2 is not measured, as transformers is not installed: pip install transformers")
+        return table
+    table.columns.append(Column("time / GPT-2's", number=True))
+    for cells, row in zip(table.rows, rows, strict=True):
+        cells.append(f"×{row['step_ms'] / other:.2f}")
     return table
 
 
-def _overhead_table(rows: list[dict[str, Any]]) -> Table:
-    title = "the training loop, LaS by the mini recipe"
-    table = Table("task", "batch", "step", "outside forward, backward, optimizer", title=title, title_justify="left")
+def _overhead_table(rows: list[dict[str, Any]]) -> Sheet:
+    columns = [Column(name, number=True) for name in ("batch", "step", "outside forward, backward, optimizer")]
+    table = Sheet("the training loop, LaS by the mini recipe", [Column("task"), *columns])
     for row in rows:
-        share = f"{100 * row['overhead']:.1f} %"
-        table.add_row(row["task"], str(row["batch_size"]), f"{row['step_ms']:,.0f} ms", share)
+        overhead = "–" if row["overhead"] is None else f"{100 * row['overhead']:.1f} %"
+        table.rows.append([row["name"], str(row["batch_size"]), f"{row['step_ms']:,.0f} ms", overhead])
     return table

@@ -6,47 +6,129 @@ What a package leaves to its user, as the projections around local-attention or 
 import contextlib
 import io
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.bench.layers import Size, forward_backward
-from longlens.bench.measure import check_counts, check_out, time_interleaved, write_result
-from longlens.console import say
-from longlens.mixers.base import create_mixer
+from longlens.bench.layers import forward_backward
+from longlens.bench.measure import check_given, time_interleaved, write_result
+from longlens.errors import BadInput
+from longlens.files import check_out
 from longlens.mixers.common import MultiHead, check_heads
-from longlens.naming import nearest
+from longlens.mixers.registry import create_mixer
+from longlens.options import Size, nearest
 from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
+from longlens.training.distributed import choose_device
 
 Pair = tuple[nn.Module, nn.Module]  # ours, theirs
 
 
-def _linformer(size: Size, length: int) -> Pair:
-    theirs = import_module("linformer").LinformerSelfAttention(size.width, length, k=256, heads=size.heads)
-    ours = create_mixer("linformer", size.width, max_length=length, heads=size.heads, share="headwise", bias=False)
+def bench_packages(
+    *,
+    packages: tuple[str, ...] | None = None,
+    lengths: tuple[Size, ...] = (1024, 4096),
+    width: Size = 128,
+    heads: Size = 4,
+    batch: Size = 2,
+    rounds: Size = 7,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    out: Path | None = None,
+) -> list[Sheet | str]:
+    """Our layers beside the same layers of other packages at equal sizes, forward and backward.
+
+    Args:
+        packages: Packages to compare with; by default all that are installed (the extra 'dev' has them).
+        lengths: Sequence lengths.
+        width: Channels of a token.
+        heads: Number of heads, for layers that have heads.
+        batch: Sequences of a batch.
+        rounds: Interleaved rounds; the best of each layer counts.
+        device: Device to measure on; auto is a GPU if there is one.
+        out: JSON file to write the figures and the environment to.
+    """
+    check_given(packages=packages, lengths=lengths)
+    check_heads(width, heads)
+    chosen = tuple(PACKAGES) if packages is None else packages
+    for name in chosen:
+        if name not in PACKAGES:
+            raise BadInput(f"unknown package {name!r}; {nearest(name, PACKAGES)}")
+    where = choose_device(device)
+    check_out(out)
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    with progress("packages", len(chosen) * len(lengths)) as done:
+        for name in chosen:
+            module, make = PACKAGES[name]
+            try:
+                import_module(module)
+            except ImportError:
+                notes.append(f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'")
+                continue
+            for length in lengths:
+                row = {"package": name, "length": length}
+                try:
+                    rows.append(row | _measure(make, (batch, length, width), heads, rounds, where))
+                except (RuntimeError, ValueError, AssertionError) as error:  # a size that a package does not take
+                    rows.append(row | {"refused": str(error).splitlines()[0]})
+                    notes.append(f"{name} at L = {length:,}: {rows[-1]['refused']}")
+                done(len(rows), name)
+    table = _table(f"forward and backward of a layer, width {width}, {heads} heads, batch {batch}", rows)
+    if out is not None:
+        size = {"width": width, "heads": heads, "batch": batch}
+        notes.append(write_result(out, where, {"size": size, "rounds": rounds, "rows": rows}))
+    return [table, *notes]
+
+
+def _measure(
+    make: Callable[[int, int, int, int], Pair],
+    shape: tuple[int, int, int],
+    heads: int,
+    rounds: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(io.StringIO()):  # some packages print advice
+        ours, theirs = (layer.to(device) for layer in make(*shape, heads))
+    jobs = {name: forward_backward(layer, shape, device) for name, layer in (("ours", ours), ("theirs", theirs))}
+    timings = time_interleaved(jobs, device, rounds, long=10.0)
+    return {name: timing.best for name, timing in timings.items()}
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
+    columns = [Column(name, number=True) for name in ("L", "theirs, ms", "ours, ms", "theirs / ours")]
+    table = Sheet(title, [Column("package"), *columns])
+    for row in rows:
+        cells = ["–", "–", "–"]
+        if "refused" not in row:
+            cells = [f"{1e3 * row['theirs']:,.1f}", f"{1e3 * row['ours']:,.1f}", f"×{row['theirs'] / row['ours']:.2f}"]
+        table.rows.append([row["package"], f"{row['length']:,}", *cells])
+    return table
+
+
+def _linformer(batch: int, length: int, width: int, heads: int) -> Pair:
+    theirs = import_module("linformer").LinformerSelfAttention(width, length, k=256, heads=heads)
+    ours = create_mixer("linformer", width, max_length=length, heads=heads, share="headwise", bias=False)
     return ours, theirs
 
 
-def _performer(size: Size, length: int) -> Pair:
+def _performer(batch: int, length: int, width: int, heads: int) -> Pair:
     package = import_module("performer_pytorch")
-    theirs = package.SelfAttention(size.width, heads=size.heads, dim_head=size.width // size.heads)
-    return create_mixer("performer", size.width, heads=size.heads, bias=False), theirs
+    theirs = package.SelfAttention(width, heads=heads, dim_head=width // heads)
+    return create_mixer("performer", width, heads=heads, bias=False), theirs
 
 
-def _reformer(size: Size, length: int) -> Pair:
+def _reformer(batch: int, length: int, width: int, heads: int) -> Pair:
     package = import_module("reformer_pytorch")
-    theirs = package.LSHSelfAttention(size.width, heads=size.heads, bucket_size=64, n_hashes=8)
-    return create_mixer("reformer", size.width, max_length=length, heads=size.heads, bias=False), theirs
+    theirs = package.LSHSelfAttention(width, heads=heads, bucket_size=64, n_hashes=8)
+    return create_mixer("reformer", width, max_length=length, heads=heads, bias=False), theirs
 
 
-def _local(size: Size, length: int) -> Pair:
+def _local(batch: int, length: int, width: int, heads: int) -> Pair:
     attention = import_module("local_attention").LocalAttention(
         window_size=64, causal=True, look_backward=1, use_rotary_pos_emb=False, autopad=True
     )
@@ -55,62 +137,58 @@ def _local(size: Size, length: int) -> Pair:
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
             return attention(query, key, value)
 
-    ours = create_mixer(
-        "local", size.width, heads=size.heads, block_size=64, neighbors=1, bidirectional=False
-    )  # fmt: skip
-    return ours, Theirs(size.width, size.heads)
+    ours = create_mixer("local", width, heads=heads, block_size=64, neighbors=1, bidirectional=False)
+    return ours, Theirs(width, heads)
 
 
-def _mega(size: Size, length: int) -> Pair:
+def _mega(batch: int, length: int, width: int, heads: int) -> Pair:
     theirs = import_module("mega_pytorch").MegaLayer(
-        dim=size.width, ema_heads=16, attn_dim_qk=32, attn_dim_value=size.width // 2, causal=True
+        dim=width, ema_heads=16, attn_dim_qk=32, attn_dim_value=width // 2, causal=True
     )  # a norm is part of its blocks, not of this layer
-    return create_mixer("mega", size.width, max_length=length, bidirectional=False), theirs
+    return create_mixer("mega", width, max_length=length, bidirectional=False), theirs
 
 
-def _s5(size: Size, length: int) -> Pair:
-    theirs = import_module("s5").S5(size.width, state_width=size.width, block_count=8)
+def _s5(batch: int, length: int, width: int, heads: int) -> Pair:
+    theirs = import_module("s5").S5(width, state_width=width, block_count=8)
 
     class Gated(nn.Module):
         """The package's layer ends before the gate."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.gate = theirs, nn.Linear(size.width, size.width)
+            self.inner, self.gate = theirs, nn.Linear(width, width)
 
         def forward(self, x: Tensor) -> Tensor:
             y = F.gelu(self.inner(x))
             return y * torch.sigmoid(self.gate(y))
 
-    return create_mixer("s5", size.width, state_size=size.width), Gated()
+    return create_mixer("s5", width, state_size=width), Gated()
 
 
-def _gss(size: Size, length: int) -> Pair:
+def _gss(batch: int, length: int, width: int, heads: int) -> Pair:
     theirs = import_module("gated_state_spaces_pytorch").GSS(
-        dim=size.width, dim_expansion_factor=2, dss_kernel_N=128, dss_kernel_H=size.width // 4
+        dim=width, dim_expansion_factor=2, dss_kernel_N=128, dss_kernel_H=width // 4
     )
-    ours = create_mixer("gss", size.width, expansion=2.0, reduction=4, state_size=128)
+    ours = create_mixer("gss", width, expansion=2.0, reduction=4, state_size=128)
 
-    class Block(nn.Module):
+    class Residual(nn.Module):
         """The package's layer has norm and residual inside."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.inner = nn.LayerNorm(size.width), ours
+            self.norm, self.inner = nn.LayerNorm(width), ours
 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.inner(self.norm(x))
 
-    return Block(), theirs
+    return Residual(), theirs
 
 
-def _bigbird(size: Size, length: int) -> Pair:
+def _bigbird(batch: int, length: int, width: int, heads: int) -> Pair:
     package = import_module("transformers.models.big_bird.modeling_big_bird")
-    config = package.BigBirdConfig(
-        hidden_size=size.width, num_attention_heads=size.heads, max_position_embeddings=length
-    )
+    config = package.BigBirdConfig(hidden_size=width, num_attention_heads=heads, max_position_embeddings=length)
     sparse = package.BigBirdBlockSparseAttention(config, seed=0)
-    masks = package.BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(size.batch, length), config.block_size)
+    masks = package.BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(batch, length), config.block_size)
     names = ("to_blocked_mask", "band_mask", "from_mask", "to_mask")
 
     class Theirs(nn.Module):
@@ -118,16 +196,16 @@ def _bigbird(size: Size, length: int) -> Pair:
 
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.out = sparse, nn.Linear(size.width, size.width)
+            self.inner, self.out = sparse, nn.Linear(width, width)
 
         def forward(self, x: Tensor) -> Tensor:
             given = {name: mask.to(x.device) for name, mask in zip(names, masks, strict=True)}
             return self.out(self.inner(x, from_blocked_mask=given["to_blocked_mask"], **given)[0])
 
-    return create_mixer("bigbird", size.width, max_length=length, heads=size.heads), Theirs()
+    return create_mixer("bigbird", width, max_length=length, heads=heads), Theirs()
 
 
-PACKAGES: dict[str, tuple[str, Callable[[Size, int], Pair]]] = {
+PACKAGES: dict[str, tuple[str, Callable[[int, int, int, int], Pair]]] = {
     "linformer": ("linformer", _linformer),
     "performer-pytorch": ("performer_pytorch", _performer),
     "reformer-pytorch": ("reformer_pytorch", _reformer),
@@ -137,71 +215,3 @@ PACKAGES: dict[str, tuple[str, Callable[[Size, int], Pair]]] = {
     "gated-state-spaces-pytorch": ("gated_state_spaces_pytorch", _gss),
     "transformers-bigbird": ("transformers", _bigbird),
 }
-
-
-def bench_packages(
-    size: Size,
-    *,
-    packages: tuple[str, ...],
-    lengths: tuple[int, ...],
-    rounds: int,
-    device: str,
-    out: Path | None,
-    console: Console,
-) -> list[dict[str, Any]]:
-    """Measure, print the table, write ``out``, and return a row for each package and length."""
-    check_counts(**asdict(size), lengths=lengths, rounds=rounds)
-    check_heads(size.width, size.heads)
-    check_out(out)
-    for name in packages:
-        if name not in PACKAGES:
-            raise ValueError(f"{name!r} is not compared; {nearest(name, list(PACKAGES))}")
-    rows: list[dict[str, Any]] = []
-    chosen = packages or tuple(PACKAGES)
-    with progress("packages", len(chosen) * len(lengths)) as done:
-        for name in chosen:
-            module, make = PACKAGES[name]
-            try:
-                import_module(module)
-            except ImportError:
-                say(console, f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'")
-                continue
-            for length in lengths:
-                row = {"package": name, "length": length}
-                try:
-                    rows.append(row | _measure(make, size, length, rounds, device))
-                except (RuntimeError, ValueError, AssertionError) as error:  # a size that a package does not take
-                    rows.append(row | {"refused": str(error).splitlines()[0]})
-                done(len(rows), name)
-    console.print(_table(size, rows))
-    for row in rows:
-        if "refused" in row:
-            say(console, f"{row['package']} at L = {row['length']:,}: {row['refused']}")
-    if out is not None:
-        write_result(out, device, {"size": asdict(size), "rounds": rounds, "rows": rows})
-        say(console, f"written to {out}")
-    return rows
-
-
-def _measure(make: Callable[[Size, int], Pair], size: Size, length: int, rounds: int, device: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    with contextlib.redirect_stdout(io.StringIO()):  # some packages print advice
-        ours, theirs = (layer.to(device) for layer in make(size, length))
-    where = torch.device(device)
-    jobs = {name: forward_backward(layer, size, length, where) for name, layer in (("ours", ours), ("theirs", theirs))}
-    timings = time_interleaved(jobs, where, rounds, long=10.0)
-    return {name: timing.best for name, timing in timings.items()}
-
-
-def _table(size: Size, rows: list[dict[str, Any]]) -> Table:
-    title = f"forward and backward of a layer, width {size.width}, {size.heads} heads, batch {size.batch}"
-    table = Table("package", title=title, title_justify="left")
-    for column in ("L", "its layer", "ours", "its time / ours"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        if "refused" in row:
-            table.add_row(row["package"], f"{row['length']:,}", "–", "–", "–")
-            continue
-        times = [f"{1e3 * row[name]:,.1f} ms" for name in ("theirs", "ours")]
-        table.add_row(row["package"], f"{row['length']:,}", *times, f"×{row['theirs'] / row['ours']:.2f}")
-    return table

@@ -10,18 +10,16 @@ which attend to everything themselves.
 Unlike published code, a sequence has the same result however long it is padded, in training as in evaluation. So all
 global blocks are at the beginning: after padding, the last block is another one. And the random blocks are chosen once,
 among those of the longest sequence, of which a shorter one has fewer. The causal form attends to the past of all this.
+``block_sparse_attention_reference`` in ``longlens.ops.block_sparse`` is the formula with a mask (L, L) for each head.
 """
-
-from dataclasses import asdict, dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import MultiHead
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
 from longlens.ops.block_sparse import block_sparse_attention
-from longlens.ops.checks import check_share
+from longlens.options import Count, Odd, Probability, Seed, Size
 
 
 def choose_blocks(heads: int, blocks: int, *, count: int, first: int, reach: int, seed: int) -> Tensor:
@@ -37,56 +35,57 @@ def choose_blocks(heads: int, blocks: int, *, count: int, first: int, reach: int
     return chosen
 
 
+@register(
+    "bigbird",
+    summary="BigBird: attention to near, first and random blocks",
+    traits=Traits(stable=True, cost="L"),
+)
 class BlockSparseAttention(MultiHead):
-    """Multi-head attention between blocks: those nearby, the first ones, and a few random ones.
+    """Multi-head attention between blocks: those nearby, the first ones, and a few random ones. (B, L, D) -> (B, L, D).
+
+    The defaults are those of the paper's base model (ITC) and of the arena.
 
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H.
-        block_size: tokens of a block.
-        window_blocks: an odd number of blocks around each, itself included.
-        global_blocks: at the beginning, which attend to all and which all attend to.
-        random_blocks: for each block, other ones for each head.
-        seed: of the random blocks.
-        max_length: the longest sequence. In longer ones the random blocks repeat.
-        bidirectional: see both sides.
-        bias: of the two projections.
-        attention_dropout: of the attention weights, in training.
-        rotary: turn queries and keys by their positions.
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        block_size: Number of tokens in a block.
+        window_blocks: Odd number of blocks around each, itself included.
+        global_blocks: Number of first blocks that attend to all and that all attend to.
+        random_blocks: Number of random blocks that a block attends to, others in each head.
+        seed: Seed of the random blocks.
+        bidirectional: See both sides.
+        bias: Biases in the projections.
+        dropout: Dropout of the attention weights.
+        rotary: Rotate queries and keys by their positions (Su et al. 2021).
+        max_length: Length of the longest sequence; in longer ones the random blocks repeat.
     """
 
     chosen: Tensor
 
     def __init__(
         self,
-        d_model: int,
-        heads: int,
+        d_model: Size,
+        heads: Size = 8,
         *,
-        block_size: int = 64,
-        window_blocks: int = 3,
-        global_blocks: int = 2,
-        random_blocks: int = 3,
-        seed: int = 0,
-        max_length: int = MAX_LENGTH,
+        block_size: Size = 64,
+        window_blocks: Odd = 3,
+        global_blocks: Count = 2,
+        random_blocks: Count = 3,
+        seed: Seed = 0,
         bidirectional: bool = True,
         bias: bool = True,
-        attention_dropout: float = 0.0,
+        dropout: Probability = 0.0,
         rotary: bool = False,
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
-        if window_blocks < 1 or window_blocks % 2 == 0:
-            raise ValueError(f"window_blocks must be an odd number of at least 1, got {window_blocks}")
-        if global_blocks < 0 or random_blocks < 0:
-            raise ValueError(
-                f"global_blocks and random_blocks must be at least 0, got {global_blocks} and {random_blocks}"
-            )
-        check_share("attention_dropout", attention_dropout)
-        super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
-        self.block_size, self.reach, self.global_blocks = block_size, window_blocks // 2, global_blocks
-        self.seed, self.bidirectional, self.dropout = seed, bidirectional, attention_dropout
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
+        self.block_size = block_size
+        self.reach = window_blocks // 2
+        self.global_blocks = global_blocks
+        self.seed = seed
+        self.bidirectional = bidirectional
         blocks = -(-max_length // block_size)
         self.register_buffer("chosen", torch.empty(heads, blocks, random_blocks, dtype=torch.int64, device=device))
         self.reset_parameters()
@@ -118,49 +117,5 @@ class BlockSparseAttention(MultiHead):
             global_blocks=self.global_blocks,
             is_causal=not self.bidirectional,
             mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self.dropout_p,
         )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, heads={self.heads}, block_size={self.block_size}, window_blocks={2 * self.reach + 1}, "
-            f"global_blocks={self.global_blocks}, random_blocks={self.chosen.shape[2]}, seed={self.seed}, "
-            f"bidirectional={self.bidirectional}, dropout={self.dropout}, rotary={self.rotary}"
-        )
-
-
-@register("bigbird")
-@dataclass(frozen=True, kw_only=True)
-class BigBird(Config):
-    """Attention between blocks: those nearby, the first ones, and a few random ones. The defaults are those of the
-    paper's base model (ITC) and of the arena: blocks of 64 tokens, 3 around each, 2 global and 3 random ones.
-
-    Args:
-        heads: number of heads.
-        block_size: tokens of a block.
-        window_blocks: odd number of blocks around each, itself included.
-        global_blocks: number of first blocks that attend to all and that all attend to.
-        random_blocks: number of random blocks that a block attends to, others in each head.
-        seed: of the random blocks.
-        bidirectional: see both sides.
-        bias: of the two projections.
-        attention_dropout: of the attention weights, in training.
-        rotary: turn queries and keys by their positions.
-    """
-
-    heads: int = 8
-    block_size: int = 64
-    window_blocks: int = 3
-    global_blocks: int = 2
-    random_blocks: int = 3
-    seed: int = 0
-    bidirectional: bool = True
-    bias: bool = True
-    attention_dropout: float = 0.0
-    rotary: bool = False
-
-    summary: ClassVar[str] = "BigBird: attention to near, first and random blocks"
-    traits: ClassVar[Traits] = Traits(stable=True, cost="L")
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> BlockSparseAttention:
-        return BlockSparseAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)

@@ -2,12 +2,13 @@
 convolution."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longlens.errors import BadInput
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 
@@ -18,9 +19,9 @@ def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
         if given is not None and not isinstance(given, Tensor):
             raise TypeError(f"{name} must be a Tensor, got a {type(given).__name__}")
     if x.ndim != 3 or x.shape[-1] != d_model:
-        raise ValueError(f"x must have the shape (batch, length, {d_model}), got {tuple(x.shape)}")
+        raise BadInput(f"x must have the shape (batch, length, {d_model}), got {tuple(x.shape)}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-        raise ValueError(
+        raise BadInput(
             f"mask must be boolean with the shape (batch, length) = {tuple(x.shape[:2])}, True for tokens, "
             f"got {mask.dtype} {tuple(mask.shape)}"
         )
@@ -29,16 +30,14 @@ def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
 def check_step(x: Tensor, d_model: int, *, causal: bool) -> None:
     """Refuse what is not one token of each sequence, (B, D)."""
     if not causal:
-        raise ValueError("step needs a causal layer: this one sees both sides")
+        raise BadInput("step needs a causal layer: this one sees both sides")
     if x.ndim != 2 or x.shape[-1] != d_model:
-        raise ValueError(f"x must have the shape (batch, {d_model}) in a step, got {tuple(x.shape)}")
+        raise BadInput(f"x must have the shape (batch, {d_model}) in a step, got {tuple(x.shape)}")
 
 
 def check_heads(d_model: int, heads: int) -> None:
-    if not isinstance(heads, int) or heads < 1 or d_model < 1 or d_model % heads:
-        raise ValueError(
-            f"heads must be at least 1 and divide the width of the layer, got heads={heads} and a width of {d_model}"
-        )
+    if heads < 1 or d_model % heads:  # a layer of one's own may say int where it means Size
+        raise BadInput(f"heads must divide the width of the layer, got heads={heads} and a width of {d_model}")
 
 
 def hide_padding(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -56,11 +55,14 @@ class MultiHead(nn.Module):
     writes ``attend``.
 
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H.
-        bias: of the two projections.
-        rotary: turn queries and keys by their positions (Su et al. 2021).
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        bias: Biases in the projections.
+        dropout: Dropout of the attention weights.
+        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
+
+    parts = 3  # of in_proj: queries, keys and values
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class MultiHead(nn.Module):
         heads: int,
         *,
         bias: bool = True,
+        dropout: float = 0.0,
         rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -75,10 +78,18 @@ class MultiHead(nn.Module):
         super().__init__()
         check_heads(d_model, heads)
         if rotary and d_model // heads % 2:
-            raise ValueError(f"rotary positions need heads of even width, got {d_model} / {heads}")
-        self.d_model, self.heads, self.rotary = d_model, heads, rotary
-        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias, device=device, dtype=dtype)
+            raise BadInput(f"rotary positions need heads of even width, got {d_model} / {heads}")
+        self.d_model = d_model
+        self.heads = heads
+        self.dropout = dropout
+        self.rotary = rotary
+        self.in_proj = nn.Linear(d_model, self.parts * d_model, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+
+    @property
+    def dropout_p(self) -> float:
+        """Dropout of the attention weights, in training alone."""
+        return self.dropout if self.training else 0.0
 
     def reset_parameters(self) -> None:
         """As ``nn.MultiheadAttention``: Xavier-uniform projections of the input, biases 0.
@@ -103,11 +114,15 @@ class MultiHead(nn.Module):
 
     def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) -> three of (B, H, L, d)"""
-        parts = self.in_proj(x).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        query, key, value = self._split(x)
         if self.rotary:
             query, key = rotate(query, start), rotate(key, start)
         return query, key, value
+
+    def _split(self, x: Tensor) -> list[Tensor]:
+        """(B, L, D) -> each projection, (B, H, L, d)"""
+        parts = self.in_proj(x).chunk(self.parts, dim=-1)
+        return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
     def _merge(self, attended: Tensor) -> Tensor:
         """(B, H, L, d) -> (B, L, D)"""
@@ -119,9 +134,9 @@ class Convolution(nn.Module):
     out(u) = a ⊙ σ(b) for the two halves a, b of a projection of u. A layer derives from it and writes ``kernel``.
 
     Args:
-        d_model: D, the channels, each with a kernel of its own.
-        bidirectional: see both sides, with another kernel for what is ahead.
-        output: the last part, ``"glu"`` as above, or ``"linear"``, a projection of u alone.
+        d_model: Width D: channels, each with a kernel of its own.
+        bidirectional: See both sides, with a second kernel for later inputs.
+        output: Output projection: glu as above, or linear.
     """
 
     def __init__(
@@ -129,16 +144,14 @@ class Convolution(nn.Module):
         d_model: int,
         *,
         bidirectional: bool = False,
-        output: str = "glu",
+        output: Literal["glu", "linear"] = "glu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model must be at least 1, got {d_model}")
-        if output not in ("glu", "linear"):
-            raise ValueError(f"output must be glu or linear, got {output!r}")
-        self.d_model, self.bidirectional, self.output = d_model, bidirectional, output
+        self.d_model = d_model
+        self.bidirectional = bidirectional
+        self.output = output
         self.skip = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
         self.out_proj = nn.Linear(d_model, d_model * (2 if output == "glu" else 1), device=device, dtype=dtype)
 
@@ -167,9 +180,6 @@ class Convolution(nn.Module):
     def _out(self, y: Tensor) -> Tensor:
         y = self.out_proj(F.gelu(y))
         return F.glu(y, dim=-1) if self.output == "glu" else y
-
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, bidirectional={self.bidirectional}, output={self.output!r}"
 
 
 class StateSpace(Convolution):

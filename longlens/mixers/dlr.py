@@ -4,58 +4,88 @@ Linear RNNs). A state space without sampling: each channel u of the input drives
     x_t = λ ⊙ x_{t-1} + 1·u_t,   y_t = Re(w·x_t),   λ_n = exp(-a_n² + i·θ_n),   k[l] = Re Σ_n w_n·λ_n^l
 
 with λ the same in all channels, and weights w of each. Then y = out(gelu(k * x + skip ⊙ x)), see ``Convolution``. The
-angles begin as those of the N-th roots of unity, θ_n = 2πn/N, with which a kernel of length N can be any; a² as Δ/2 for
-a step size Δ of each n, log-uniform; w as normal numbers divided by N.
+angles are initialized as those of the N-th roots of unity, θ_n = 2πn/N, with which a kernel of length N can be any; a²
+as Δ/2 for a step size Δ of each n, log-uniform; w as normal numbers divided by N.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace
-from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.mixers.diagonal import check_dt
+from longlens.mixers.registry import Traits, register
+from longlens.ops.exponentials import as_complex, log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.ops.precision import at_least_float32
+from longlens.options import Positive, Size
+
+
+def dlr_reference(weights: Tensor, damping: Tensor, angles: Tensor, u: Tensor) -> Tensor:
+    """The outputs y (B, L, D) of inputs u (B, L, D), for w (D, N), a (N,) and θ (N,): the recurrence above."""
+    decay = torch.exp(torch.complex(-damping * damping, angles))  # λ
+    state, outputs = torch.zeros_like(weights), []
+    for u_t in u.unbind(1):
+        state = decay * state + u_t.unsqueeze(-1)  # (B, D, N)
+        outputs.append((weights * state).sum(-1).real)
+    return torch.stack(outputs, dim=1)
 
 
 def dlr_kernel(weights: Tensor, damping: Tensor, angles: Tensor, length: int) -> Tensor:
-    """The kernels (channels, length) of w (channels, N), a (N,) and θ (N,)."""
+    """The kernels (K, length) of w (K, N), a (N,) and θ (N,), with K = D, or K = 2D for both sides."""
     return sum_of_exponentials(weights, dlr_rates(damping, angles), length)
 
 
 def dlr_rates(damping: Tensor, angles: Tensor) -> Tensor:
     """log λ, (1, N)."""
-    return torch.complex(-exact(damping).square(), exact(angles)).unsqueeze(0)
+    return torch.complex(-at_least_float32(damping).square(), at_least_float32(angles)).unsqueeze(0)
 
 
+@register(
+    "dlr",
+    summary="diagonal linear RNN",
+    traits=Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size"),
+)
 class DLR(StateSpace):
-    """(B, L, D) -> (B, L, D); the options are described in ``DLRConfig``. With ``bidirectional``, the kernel of what is
-    ahead has weights of its own, and the same λ."""
+    """A diagonal linear RNN. (B, L, D) -> (B, L, D).
 
-    special_parameters: ClassVar[tuple[str, ...]] = ("damping", "angles", "weights")
+    The defaults are those of the authors' configs (the output that for ListOps-SubTrees), but for a smaller state:
+    theirs has 1024 numbers, or 4096 for very long inputs, with which the weights alone are many times the parameters of
+    attention.
+
+    Args:
+        d_model: Width D.
+        state_size: State size N of each channel, in complex numbers.
+        init: Angles at initialization: roots (of unity), or normal numbers.
+        dt_min: Smallest step size at initialization, which is twice the decay in a step.
+        dt_max: Largest step size at initialization.
+        bidirectional: See both sides, with a second set of weights for later inputs.
+        output: Output projection: glu (gated) or linear.
+    """
+
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("damping", "angles", "weights")
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        state_size: int = 128,
-        init: str = "roots",
-        dt_min: float = 0.0001,
-        dt_max: float = 0.1,
+        state_size: Size = 128,
+        init: Literal["roots", "normal"] = "roots",
+        dt_min: Positive = 0.0001,
+        dt_max: Positive = 0.1,
         bidirectional: bool = False,
-        output: str = "glu",
+        output: Literal["glu", "linear"] = "glu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        if state_size < 1:
-            raise ValueError(f"state_size must be at least 1, got {state_size}")
-        if init not in ("roots", "normal"):
-            raise ValueError(f"init must be roots or normal, got {init!r}")
-        self.state_size, self.init, self.dt_min, self.dt_max = state_size, init, dt_min, dt_max
+        check_dt(dt_min, dt_max)
+        self.state_size = state_size
+        self.init = init
+        self.dt_min = dt_min
+        self.dt_max = dt_max
         self.damping = nn.Parameter(torch.empty(state_size, **factory))  # a
         self.angles = nn.Parameter(torch.empty(state_size, **factory))  # θ
         self.weights = nn.Parameter(torch.empty(self.kernels, state_size, 2, **factory))
@@ -76,36 +106,3 @@ class DLR(StateSpace):
 
     def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return step_exponentials(as_complex(self.weights), dlr_rates(self.damping, self.angles), x, state)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, state_size={self.state_size}, init={self.init!r}"
-
-
-@register("dlr")
-@dataclass(frozen=True, kw_only=True)
-class DLRConfig(Config):
-    """A diagonal linear RNN. The defaults are those of the authors' configs (the output that for ListOps-SubTrees), but
-    for a smaller state: theirs has 1024 numbers, or 4096 for very long inputs, with which the weights alone are many
-    times the parameters of attention.
-
-    Args:
-        state_size: N, complex numbers for each channel.
-        init: the angles at the start: the roots of unity, or normal numbers.
-        dt_min: smallest step size at the start, which is twice the decay in a step.
-        dt_max: largest step size at the start.
-        bidirectional: see both sides, with another kernel for what is ahead.
-        output: the last part, glu or a linear projection alone.
-    """
-
-    state_size: int = 128
-    init: Literal["roots", "normal"] = "roots"
-    dt_min: float = 0.0001
-    dt_max: float = 0.1
-    bidirectional: bool = False
-    output: Literal["glu", "linear"] = "glu"
-
-    summary: ClassVar[str] = "diagonal linear RNN"
-    traits: ClassVar[Traits] = Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> DLR:
-        return DLR(d_model, **asdict(self), device=device, dtype=dtype)

@@ -8,26 +8,28 @@ few channels, H < D, and a gate of many, F > D.
 
     DSS(u) = k * u + skip ⊙ u,   k[l] = Re Σ_n c_n·(exp(Λ_n) - 1)/Λ_n·exp(Λ_n·l),   Λ = -exp(a) + i·exp(ω)
 
-with Λ the same in all channels, no step size, and all of a, ω, c and skip normal numbers at the start. The block of the
-paper has a norm before it and a residual around it, as one here, but no feedforward part after it.
+with Λ the same in all channels, no step size, and all of a, ω, c and skip initialized as normal numbers. The block of
+the paper has a norm before it and a residual around it, as one here, but no feedforward part after it.
 """
 
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.ops.exponentials import as_complex, exact, step_exponentials, sum_of_exponentials
+from longlens.mixers.registry import Traits, register
+from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
+from longlens.ops.precision import at_least_float32
+from longlens.options import Positive, Size
 
 
 def gss_modes(c: Tensor, real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor]:
     """The weights (H, N) and rates (1, N) of the exponentials that make the kernel, of c (H, N), a (N,) and ω (N,)."""
-    rates = torch.complex(-exact(real).exp(), exact(imag).exp()).unsqueeze(0)
+    rates = torch.complex(-at_least_float32(real).exp(), at_least_float32(imag).exp()).unsqueeze(0)
     return c * torch.expm1(rates) / rates, rates
 
 
@@ -36,40 +38,47 @@ def gss_kernel(c: Tensor, real: Tensor, imag: Tensor, length: int) -> Tensor:
     return sum_of_exponentials(*gss_modes(c, real, imag), length)
 
 
+# The traits are those of Table 10, though its parameters are complex numbers, too.
+@register(
+    "gss",
+    summary="gated diagonal state space",
+    traits=Traits(decays=True, stable=True, gated=True, cost="L log L", state="2·D/reduction·state_size"),
+)
 class GSS(nn.Module):
-    """(B, L, D) -> (B, L, D).
+    """A gated state space. (B, L, D) -> (B, L, D).
+
+    The paper has an expansion of 4 and a state of 512 in a block without a feedforward part; the smaller defaults here
+    leave room for that part.
 
     Args:
-        d_model: D, a multiple of ``reduction``.
-        expansion: F/D, of the gate.
-        reduction: D/H, of the state space.
-        state_size: N, complex numbers for each of the H channels.
+        d_model: Width D, a multiple of the reduction.
+        expansion: Width of the gate as a multiple of the width of the layer.
+        reduction: Width of the layer as a multiple of the number of channels of the state space.
+        state_size: State size N of each channel of the state space, in complex numbers.
     """
 
-    special_parameters: ClassVar[tuple[str, ...]] = ("real", "imag", "c")
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("real", "imag", "c")
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        expansion: float = 2.0,
-        reduction: int = 4,
-        state_size: int = 128,
+        expansion: Positive = 2.0,
+        reduction: Size = 4,
+        state_size: Size = 128,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if reduction < 1 or d_model < 1 or d_model % reduction:
-            raise ValueError(
-                f"d_model must be a multiple of reduction, got d_model={d_model} and reduction={reduction}"
+        if d_model % reduction:
+            raise BadInput(
+                f"reduction must divide the width of the layer, got reduction={reduction} and a width of {d_model}"
             )
-        if not expansion > 0:
-            raise ValueError(f"expansion must be above 0, got {expansion}")
-        if state_size < 1:
-            raise ValueError(f"state_size must be at least 1, got {state_size}")
-        factory = {"device": device, "dtype": dtype}
-        self.d_model, self.state_size = d_model, state_size
-        self.gates, self.channels = max(1, round(expansion * d_model)), d_model // reduction  # F, H
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.d_model = d_model
+        self.state_size = state_size
+        self.gates = max(1, round(expansion * d_model))  # F
+        self.channels = d_model // reduction  # H
         self.in_proj = nn.Linear(d_model, self.gates + self.channels, bias=False, **factory)  # W₁ and W₂
         self.norm = nn.LayerNorm(self.channels, **factory)
         self.real = nn.Parameter(torch.empty(state_size, **factory))  # a
@@ -112,31 +121,17 @@ class GSS(nn.Module):
     def _out(self, y: Tensor, gate: Tensor) -> Tensor:
         return self.out_proj(self.context_proj(y) * gate)
 
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, gates={self.gates}, channels={self.channels}, state_size={self.state_size}"
 
-
-@register("gss")
-@dataclass(frozen=True, kw_only=True)
-class GSSConfig(Config):
-    """Gated state spaces. The paper has an expansion of 4 and a state of 512 in a block without a feedforward part; the
-    smaller defaults here leave room for that part.
-
-    Args:
-        expansion: width of the gate as a multiple of D.
-        reduction: channels of the state space as a fraction of D, which is 1/4 in the paper.
-        state_size: N, complex numbers for each of these channels.
-    """
-
-    expansion: float = 2.0
-    reduction: int = 4
-    state_size: int = 128
-
-    summary: ClassVar[str] = "gated diagonal state space"
-    # As in Table 10; but its parameters are complex numbers too.
-    traits: ClassVar[Traits] = Traits(
-        decays=True, stable=True, gated=True, cost="L log L", state="2·D/reduction·state_size"
-    )
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> GSS:
-        return GSS(d_model, **asdict(self), device=device, dtype=dtype)
+def gss_reference(layer: GSS, x: Tensor) -> Tensor:
+    """(B, L, D) -> (B, L, D), by the formulas above, with the state space as a recurrence."""
+    w1, w2 = layer.in_proj.weight.split([layer.gates, layer.channels])
+    v, u = F.gelu(x @ w1.T), F.gelu(x @ w2.T)
+    u = F.layer_norm(u, (layer.channels,), layer.norm.weight, layer.norm.bias)
+    poles = torch.complex(-layer.real.exp(), layer.imag.exp())  # Λ (N,)
+    weights = torch.view_as_complex(layer.c) * (torch.exp(poles) - 1) / poles  # (H, N)
+    state, outputs = torch.zeros_like(weights), []
+    for u_t in u.unbind(1):
+        state = torch.exp(poles) * state + u_t.unsqueeze(-1)  # (B, H, N)
+        outputs.append((weights * state).sum(-1).real + layer.skip * u_t)
+    y = torch.stack(outputs, dim=1)
+    return ((y @ layer.context_proj.weight.T) * v) @ layer.out_proj.weight.T + layer.out_proj.bias

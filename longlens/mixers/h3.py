@@ -3,71 +3,93 @@
     q, k, v = W x;   k̃ = s * k + e ⊙ k;   S = k̃ ⊗ v  (per head);   y = out(q · (κ * S + skip ⊙ S))
 
 s (D, N): the kernel of the shift state space, whose state is the last N inputs: N taps.
-κ (D/d, L): that of a diagonal one of N states, S4D with the bilinear rule (see ``s4d.py``), for each head.
+κ (D/d, L): that of a diagonal one of N states for each head, S4D with the bilinear rule:
+
+    κ[l] = 2·Re Σ_n C_n·B̄_n·Ā_n^l,   Ā = (1 + ΔA/2)/(1 - ΔA/2),   B̄ = Δ/(1 - ΔA/2)
+
 A head is d channels, with S (d, d); for d = 1 all products are elementwise.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.s4d import s4d_frequencies, s4d_kernel, s4d_modes
-from longlens.ops.exponentials import as_complex, exact, log_uniform_, step_exponentials
+from longlens.mixers.diagonal import check_dt, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
+from longlens.mixers.registry import Traits, register
+from longlens.ops.exponentials import log_uniform_, step_exponentials
 from longlens.ops.long_conv import long_conv
+from longlens.options import Even, Positive, Size
 
 
+@register(
+    "h3",
+    summary="linear attention over a shift and a diagonal state space",
+    traits=Traits(
+        decays=True,
+        special_init=True,
+        stable=True,
+        gated=True,
+        complex=True,
+        cost="L log L",
+        state="(1 + head_dim)·state_size·D",
+    ),
+)
 class H3(nn.Module):
-    """The layer above.
+    """Linear attention over two state spaces. (B, L, D) -> (B, L, D).
+
+    The defaults are those of the official code but for ``tied_a``.
 
     Args:
-        d_model: D, a multiple of ``head_dim``.
-        head_dim: d.
-        state_size: N, even, of both state spaces.
-        tied_a: one A for all heads.
-        dt_min: the smallest step Δ at the start.
-        dt_max: the largest.
+        d_model: Width D, a multiple of the width of a head.
+        head_dim: Width d of a head; memory and time grow with it.
+        state_size: State size N of both state spaces, even.
+        tied_a: Share one A among all heads; otherwise, as published, there are state_size·D/head_dim parameters more.
+        dt_min: Smallest step size at initialization.
+        dt_max: Largest step size at initialization.
     """
 
-    special_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "a_real", "a_imag")
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "a_real", "a_imag")
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        head_dim: int = 1,
-        state_size: int = 64,
+        head_dim: Size = 1,
+        state_size: Even = 64,
         tied_a: bool = True,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
+        dt_min: Positive = 1e-3,
+        dt_max: Positive = 0.1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 1 or d_model < 1 or d_model % head_dim:
-            raise ValueError(f"d_model must be a multiple of head_dim, got d_model={d_model} and head_dim={head_dim}")
-        if state_size < 2 or state_size % 2:
-            raise ValueError(f"state_size must be an even number of at least 2, got {state_size}")
-        self.d_model, self.head_dim, self.state_size, self.tied_a = d_model, head_dim, state_size, tied_a
-        self.dt_min, self.dt_max = dt_min, dt_max
+        if d_model % head_dim:
+            raise BadInput(
+                f"head_dim must divide the width of the layer, got head_dim={head_dim} and a width of {d_model}"
+            )
+        check_dt(dt_min, dt_max)
+        self.d_model = d_model
+        self.head_dim = head_dim
+        self.state_size = state_size
+        self.tied_a = tied_a
+        self.dt_min = dt_min
+        self.dt_max = dt_max
         heads, pairs = d_model // head_dim, state_size // 2
-
-        def empty(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-
-        self.in_proj = nn.Linear(d_model, 3 * d_model, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
-        self.taps = empty(d_model, state_size)  # s
-        self.key_skip = empty(d_model)  # e
-        self.log_dt = empty(heads, 1)
-        self.a_real = empty(1 if tied_a else heads, pairs)  # log of -Re A
-        self.a_imag = empty(1 if tied_a else heads, pairs)
-        self.c = empty(heads, pairs, 2)
-        self.skip = empty(heads)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_proj = nn.Linear(d_model, 3 * d_model, **factory)
+        self.out_proj = nn.Linear(d_model, d_model, **factory)
+        self.taps = nn.Parameter(torch.empty(d_model, state_size, **factory))  # s
+        self.key_skip = nn.Parameter(torch.empty(d_model, **factory))  # e
+        self.log_dt = nn.Parameter(torch.empty(heads, 1, **factory))
+        self.a_real = nn.Parameter(torch.empty(1 if tied_a else heads, pairs, **factory))  # the logarithm of -Re A
+        self.a_imag = nn.Parameter(torch.empty(1 if tied_a else heads, pairs, **factory))
+        self.c = nn.Parameter(torch.empty(heads, pairs, 2, **factory))
+        self.skip = nn.Parameter(torch.empty(heads, **factory))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -94,7 +116,7 @@ class H3(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
-        return s4d_kernel(*self._system(), length, "bilinear")
+        return s4d_kernel(*self.system(), length, "bilinear")
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state: the
@@ -104,15 +126,14 @@ class H3(nn.Module):
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         keys = torch.cat([key.unsqueeze(1), keys[:, :-1]], dim=1)
         memory = self._write((self.taps.T * keys).sum(1) + self.key_skip * key, value)
-        modes = s4d_modes(*self._system(), "bilinear")
+        modes = s4d_modes(*self.system(), "bilinear")
         weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in modes)
         recalled, states = step_exponentials(weights, rates, memory, states)
         return self.out_proj(self._read(query, recalled + self._memory_skip() * memory)), (keys, states)
 
-    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """C (D/d, N/2), A (D/d or 1, N/2) and Δ (D/d, 1) of the diagonal state space."""
-        a = torch.complex(-exact(self.a_real).exp(), exact(self.a_imag))
-        return as_complex(self.c), a, exact(self.log_dt).exp()
+        return s4d_system(self.c, self.a_real, self.a_imag, self.log_dt)
 
     def _memory_skip(self) -> Tensor:
         return self.skip.repeat_interleave(self.head_dim**2)
@@ -132,37 +153,20 @@ class H3(nn.Module):
         memory = memory.unflatten(-1, (-1, self.head_dim, self.head_dim))
         return (query.unsqueeze(-1) * memory).sum(-2).flatten(-2)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, head_dim={self.head_dim}, state_size={self.state_size}, tied_a={self.tied_a}, "
-            f"dt_min={self.dt_min}, dt_max={self.dt_max}"
-        )
 
-
-@register("h3")
-@dataclass(frozen=True, kw_only=True)
-class H3Config(Config):
-    """H3, with the defaults of the official code but for ``tied_a``.
-
-    Args:
-        head_dim: channels of a head; memory and time grow with it.
-        state_size: N, even, of both state spaces.
-        tied_a: one A for all heads; False for one each, as published, with state_size·D/head_dim parameters more.
-        dt_min: smallest step at the start.
-        dt_max: largest step at the start.
-    """
-
-    head_dim: int = 1
-    state_size: int = 64
-    tied_a: bool = True
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
-
-    summary: ClassVar[str] = "linear attention over a shift and a diagonal state space"
-    traits: ClassVar[Traits] = Traits(
-        decays=True, special_init=True, stable=True, gated=True, complex=True, cost="L log L",
-        state="(1 + head_dim)·state_size·D",
-    )  # fmt: skip
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> H3:
-        return H3(d_model, **asdict(self), device=device, dtype=dtype)
+def h3_reference(layer: H3, x: Tensor) -> Tensor:
+    """(B, L, D) -> (B, L, D), by the formula above, with both state spaces as recurrences of H = D/d heads."""
+    c, a, dt = (part[:, None, None] for part in layer.system())  # (H or 1, 1, 1, N/2 or 1)
+    decay, inputs = (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)  # Ā, B̄
+    recent = x.new_zeros(x.shape[0], layer.d_model, layer.state_size)  # the last N keys
+    states, outputs = torch.zeros_like(c), []
+    for x_t in x.unbind(1):
+        q, k, v = F.linear(x_t, layer.in_proj.weight, layer.in_proj.bias).chunk(3, dim=-1)
+        recent = torch.cat([k.unsqueeze(-1), recent[..., :-1]], dim=-1)
+        k = (layer.taps * recent).sum(-1) + layer.key_skip * k
+        q, k, v = (part.unflatten(-1, (-1, layer.head_dim)) for part in (q, k, v))  # (B, H, d)
+        outer = k.unsqueeze(-1) * v.unsqueeze(-2)  # (B, H, d, d)
+        states = decay * states + inputs * outer.unsqueeze(-1)  # (B, H, d, d, N/2)
+        memory = 2 * (c * states).sum(-1).real + layer.skip[:, None, None] * outer
+        outputs.append(torch.einsum("bhi,bhij->bhj", q, memory).flatten(1))
+    return F.linear(torch.stack(outputs, dim=1), layer.out_proj.weight, layer.out_proj.bias)

@@ -9,7 +9,6 @@ time. T is the longest length, so that a filter is the same for all; the MLP has
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -17,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, hide_padding
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
 from longlens.ops.long_conv import long_conv
+from longlens.ops.precision import no_autocast, working_dtype
+from longlens.options import Positive, Several, Size
 
 
 def position_features(time: Tensor, bands: int, period: int) -> Tensor:
@@ -29,69 +31,88 @@ def position_features(time: Tensor, bands: int, period: int) -> Tensor:
     return torch.cat([time[:, None] / max(period - 1, 1), angle.cos(), -angle.sin()], dim=-1)
 
 
+@no_autocast  # in bfloat16 neighboring positions would be the same
 def implicit_filters(
     parameters: Sequence[Tensor], frequency: Tensor, features: Tensor, rates: Tensor, shift: float = 0.0
 ) -> Tensor:
-    """Features (L, F) of the positions -> filters (C, L), by linear layers with sin(frequency ⊙ ·) between them, whose
-    ``parameters`` are weight, bias, weight, bias, …, weight; in windows that fall with the rates r (C,), to the shift.
+    """Features of the positions (L, F) -> filters (C, L), by linear layers with sin(frequency ⊙ ·) between them.
+
+    Args:
+        parameters: Weight, bias, weight, bias, …, weight of the linear layers.
+        frequency: (hidden,), of the sine activations.
+        features: (L, F), of which the first is t/T.
+        rates: (C,), r of the window exp(-r·t/T).
+        shift: Value to which windows fall.
     """
     window = torch.exp(-rates[:, None] * features[:, 0]) + shift
     *hidden, last = (parameter.to(features.dtype) for parameter in parameters)
-    # Not in bfloat16, in which neighboring positions are the same.
-    with torch.autocast(features.device.type, enabled=False):
-        for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
-            features = torch.sin(frequency.to(features.dtype) * F.linear(features, weight, bias))
-        return last @ features.T * window
+    for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
+        features = torch.sin(frequency.to(features.dtype) * F.linear(features, weight, bias))
+    return last @ features.T * window
 
 
+@register(
+    "hyena",
+    summary="gated long convolutions of implicit filters",
+    traits=Traits(decays=True, gated=True, cost="L log L"),
+)
 class Hyena(nn.Module):
-    """The Hyena operator. It is causal, and has no exact recurrence.
+    """Long convolutions of implicit filters between gates. (B, L, D) -> (B, L, D), causal, without a recurrence.
+
+    Defaults as in the authors' language model on the Pile, except ``filter_width``, which is 64 there: 32 keeps a layer
+    of width 64 about as large as attention. The features of the positions are fixed.
 
     Args:
-        d_model: D.
-        order: at least 2, for order + 1 projections and order - 1 long convolutions.
-        filter_width: hidden width of the MLP.
-        bands: waves in the features of a position, each as cosine and sine.
-        frequency: of the sine activations, at first.
-        fast_decay: the share of ``max_length`` in which the fastest window falls to 1 %.
-        slow_decay: the same of the slowest; the others' rates are evenly spaced.
-        shift: what a window falls to instead of 0.
-        max_length: T. A longer sequence continues the filters.
+        d_model: Width D.
+        order: Order of the operator: it has order + 1 projections and order - 1 long convolutions.
+        filter_width: Hidden width of the network whose outputs are the filters.
+        bands: Number of waves among the features of a position, each as cosine and sine.
+        frequency: Initial frequency of the sine activations.
+        fast_decay: Fraction of ``max_length`` in which the fastest window falls to 1 %.
+        slow_decay: Fraction of ``max_length`` in which the slowest window falls to 1 %; rates are evenly spaced.
+        shift: Value to which windows fall, instead of 0.
+        max_length: Length T, in units of which filters are functions of the position. A longer sequence continues them.
     """
 
-    special_parameters: ClassVar[tuple[str, ...]] = (
-        "filter.0.weight", "filter.0.bias", "filter.1.weight", "filter.1.bias", "filter.2.weight", "filter.2.bias",
-        "filter.3.weight", "frequency",
-    )  # fmt: skip
+    # The layers of the filter are named by their places in a Sequential: other names would not fit older checkpoints.
+    kernel_parameters: ClassVar[tuple[str, ...]] = (
+        "filter.0.weight",
+        "filter.0.bias",
+        "filter.1.weight",
+        "filter.1.bias",
+        "filter.2.weight",
+        "filter.2.bias",
+        "filter.3.weight",
+        "frequency",
+    )
+    no_decay: ClassVar[tuple[str, ...]] = ("skip",)
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        order: int = 2,
-        filter_width: int = 32,
-        bands: int = 16,
-        frequency: float = 14.0,
-        fast_decay: float = 0.3,
-        slow_decay: float = 1.5,
+        order: Several = 2,
+        filter_width: Size = 32,
+        bands: Size = 16,
+        frequency: Positive = 14.0,
+        fast_decay: Positive = 0.3,
+        slow_decay: Positive = 1.5,
         shift: float = 0.0,
-        max_length: int = MAX_LENGTH,
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        least = {"d_model": (d_model, 1), "order": (order, 2), "filter_width": (filter_width, 1)}
-        least |= {"bands": (bands, 1), "max_length": (max_length, 1)}
-        for name, (value, smallest) in least.items():
-            if value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {value}")
-        if not 0 < fast_decay <= slow_decay:
-            raise ValueError(
-                f"fast_decay must be above 0 and at most slow_decay, got fast_decay={fast_decay} and "
-                f"slow_decay={slow_decay}"
-            )
-        self.d_model, self.order, self.bands, self.max_length = d_model, order, bands, max_length
-        self.first_frequency, self.fast_decay, self.slow_decay, self.shift = frequency, fast_decay, slow_decay, shift
+        if fast_decay > slow_decay:
+            raise BadInput(f"fast_decay must be at most slow_decay, got {fast_decay} and {slow_decay}")
+        self.d_model = d_model
+        self.order = order
+        self.bands = bands
+        self.first_frequency = frequency
+        self.fast_decay = fast_decay
+        self.slow_decay = slow_decay
+        self.shift = shift
+        self.max_length = max_length
         factory = {"device": device, "dtype": dtype}
         width = (order + 1) * d_model
         self.in_proj = nn.Linear(d_model, width, **factory)
@@ -115,7 +136,7 @@ class Hyena(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """((order - 1)·D, length): the filters of the first convolution, then those of the next."""
-        dtype = torch.promote_types(self.frequency.dtype, torch.float32)
+        dtype = working_dtype(self.frequency.dtype)
         time = torch.arange(length, device=self.frequency.device, dtype=dtype)
         features = position_features(time, self.bands, self.max_length)
         slow, fast = math.log(100) / self.slow_decay, math.log(100) / self.fast_decay
@@ -137,39 +158,45 @@ class Hyena(nn.Module):
             value = long_conv(value, kernel) + skip * value
         return self.out_proj(query * value)
 
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, order={self.order}, max_length={self.max_length}"
+
+def hyena_filters_reference(layer: Hyena, length: int) -> Tensor:
+    """((order - 1)·D, length), position by position from the formula above."""
+    *hidden, last = layer.filter.parameters()
+    period, convolutions, dtype = layer.max_length, layer.order - 1, last.dtype
+    turns = [1e-4 + band * (layer.bands - 1 - 1e-4) / max(layer.bands - 1, 1) for band in range(layer.bands)]
+    # Rates are evenly spaced over all filters, and the filters of one channel are neighbors.
+    slow, fast = math.log(100) / layer.slow_decay, math.log(100) / layer.fast_decay
+    places = [c * convolutions + n for n in range(convolutions) for c in range(layer.d_model)]
+    rates = torch.tensor([slow + place * (fast - slow) / max(len(places) - 1, 1) for place in places], dtype=dtype)
+    columns = []
+    for t in range(length):
+        waves = [2 * math.pi * turn * t / period for turn in turns]
+        time = t / max(period - 1, 1)
+        h = torch.tensor([time, *map(math.cos, waves), *(-math.sin(wave) for wave in waves)], dtype=dtype)
+        for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
+            h = torch.sin(layer.frequency * (weight @ h + bias))
+        columns.append(last @ h * (torch.exp(-rates * time) + layer.shift))
+    return torch.stack(columns, dim=-1)
 
 
-@register("hyena")
-@dataclass(frozen=True, kw_only=True)
-class HyenaConfig(Config):
-    """Long convolutions of implicit filters between gates.
+def hyena_projections_reference(layer: Hyena, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """order + 1 of (B, L, D): each number from the projections of its own step and of two before it."""
+    weight, bias = layer.short.parameters()  # (channels, 1, 1, 3) and (channels,)
+    projected = F.pad(layer.in_proj(x) * mask[..., None], (0, 0, 2, 0))
+    short = bias + sum(weight[:, 0, 0, n] * projected[:, n : n + x.shape[1]] for n in range(3))
+    return short.chunk(layer.order + 1, dim=-1)
 
-    Defaults as in the authors' language model on the Pile, except filter_width, which is 64 there: 32 keeps a layer of
-    width 64 about as large as attention. The features of the positions are fixed. Filters are functions of the position
-    in units of max_length.
 
-    Args:
-        order: at least 2, for order + 1 projections and order - 1 long convolutions.
-        filter_width: hidden width of the network whose outputs are the filters.
-        bands: waves among its inputs, each as cosine and sine.
-        frequency: of its sine activations, at first.
-        fast_decay: the share of max_length in which the fastest window falls to 1 %.
-        slow_decay: the same of the slowest window.
-        shift: added to the windows, so that they do not fall to 0.
-    """
-
-    order: int = 2
-    filter_width: int = 32
-    bands: int = 16
-    frequency: float = 14.0
-    fast_decay: float = 0.3
-    slow_decay: float = 1.5
-    shift: float = 0.0
-
-    summary: ClassVar[str] = "gated long convolutions of implicit filters"
-    traits: ClassVar[Traits] = Traits(decays=True, gated=True, cost="L log L")
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> Hyena:
-        return Hyena(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))
+def hyena_reference(layer: Hyena, x: Tensor, mask: Tensor) -> Tensor:
+    """y = out(H·v), with one matrix H = diag(q)·T₂·diag(x₁)·T₁·diag(x₂) for each sequence and channel, which the inputs
+    decide. Each T is the Toeplitz matrix of a filter, plus skip on the diagonal, without the columns of padding."""
+    length = x.shape[1]
+    query, *gates, value = (part.transpose(1, 2) for part in hyena_projections_reference(layer, x, mask))  # (B, D, L)
+    lag = torch.arange(length)[:, None] - torch.arange(length)
+    matrix = torch.eye(length, dtype=x.dtype)
+    filters = hyena_filters_reference(layer, length).chunk(layer.order - 1)
+    for gate, kernel, skip in zip(reversed(gates), filters, layer.skip, strict=True):
+        toeplitz = torch.where(lag >= 0, kernel[:, lag.clamp(min=0)], 0) + torch.where(lag == 0, skip[:, None, None], 0)
+        matrix = toeplitz * mask[:, None, None] @ (gate[..., None] * matrix)  # (B, D, L, L)
+    y = query * (matrix @ value[..., None]).squeeze(-1)
+    return layer.out_proj(y.transpose(1, 2))

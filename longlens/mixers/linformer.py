@@ -7,56 +7,69 @@ length. E and F are learned for a longest sequence; a shorter one uses their fir
 tokens, so it cannot be causal.
 """
 
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import MultiHead
-from longlens.ops.checks import check_share
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
 from longlens.ops.kernels import pad_heads
+from longlens.options import Probability, Size
 
-SHARES = ("key-value", "headwise", "none")
+
+def linformer_attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, key_projection: Tensor, value_projection: Tensor
+) -> Tensor:
+    """The formula: query, key and value (B, H, L, d), E and F of (H or 1, k, L) -> (B, H, L, d)."""
+    key, value = key_projection @ key, value_projection @ value  # (B, H, k, d)
+    return (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1) @ value
 
 
+@register(
+    "linformer",
+    summary="attention to a projected sequence",
+    traits=Traits(stable=True, cost="L"),
+    size_note="its projections along the sequence have projected·L parameters",
+)
 class LinformerAttention(MultiHead):
     """Multi-head self-attention to projections of the sequence. (B, L, D) -> (B, L, D).
 
+    256 projections are the paper's choice, and one for all is the arena's, whose code projects to 16.
+
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H.
-        projected: k, the length to which keys and values are projected.
-        share: ``"key-value"``: one projection for keys and values of all heads, ``"headwise"``: one for keys and one
-            for values, ``"none"``: two for each head.
-        max_length: of a sequence.
-        bias: of the two projections.
-        attention_dropout: of the attention weights, in training.
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        projected: Length k to which keys and values are projected.
+        share: Sharing of the projections along the sequence: one for keys and values of all heads (key-value), one for
+            keys and one for values (headwise), or two for each head (none).
+        bias: Biases in the projections of the width.
+        dropout: Dropout of the attention weights.
+        max_length: Length of the longest sequence.
     """
+
+    causal = False  # each projection mixes all tokens
 
     def __init__(
         self,
-        d_model: int,
-        heads: int,
+        d_model: Size,
+        heads: Size = 8,
         *,
-        projected: int = 256,
-        share: str = "key-value",
-        max_length: int = MAX_LENGTH,
+        projected: Size = 256,
+        share: Literal["key-value", "headwise", "none"] = "key-value",
         bias: bool = True,
-        attention_dropout: float = 0.0,
+        dropout: Probability = 0.0,
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        for name, number in (("projected", projected), ("max_length", max_length)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
-        if share not in SHARES:
-            raise ValueError(f"share must be one of {', '.join(SHARES)}, got {share!r}")
-        check_share("attention_dropout", attention_dropout)
-        super().__init__(d_model, heads, bias=bias, device=device, dtype=dtype)
-        self.projected, self.share, self.max_length, self.dropout = projected, share, max_length, attention_dropout
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, device=device, dtype=dtype)
+        self.projected = projected
+        self.share = share
+        self.max_length = max_length
         count = {"key-value": 1, "headwise": 2, "none": 2 * heads}[share]
         self.projections = nn.Parameter(torch.empty(count, projected, max_length, device=device, dtype=dtype))
         self.reset_parameters()
@@ -71,13 +84,13 @@ class LinformerAttention(MultiHead):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         length, width = key.shape[-2:]
         if length > self.max_length:
-            raise ValueError(
-                f"x has {length} tokens, the layer is for {self.max_length} at most: build it with max_length={length}"
+            raise BadInput(
+                f"x must have at most {self.max_length} tokens, got {length}: build the layer with max_length={length}"
             )
         key, value = self._shorten(key, value, mask)
         query, key, value = pad_heads(query, key, value)
-        dropout_p = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, scale=width**-0.5)[..., :width]
+        scale = width**-0.5
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_p, scale=scale)[..., :width]
 
     def _shorten(self, key: Tensor, value: Tensor, mask: Tensor | None) -> list[Tensor]:
         """E·K and F·V: two of (B, H, L, d) -> two of (B, H, k, d). Padding counts as 0."""
@@ -92,40 +105,3 @@ class LinformerAttention(MultiHead):
             x = torch.einsum("hkl,bhld->bkhd", matrix, x)
             shortened.append(x.reshape(len(x), self.projected, self.heads, self.d_model // self.heads).transpose(1, 2))
         return shortened
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, heads={self.heads}, projected={self.projected}, share={self.share!r}, "
-            f"max_length={self.max_length}, dropout={self.dropout}"
-        )
-
-
-@register("linformer")
-@dataclass(frozen=True, kw_only=True)
-class Linformer(Config):
-    """Attention to projections of the sequence. 256 of them are the paper's choice, and sharing one projection is the
-    Long Range Arena's (whose code projects to 16).
-
-    Args:
-        heads: number of heads.
-        projected: length k to which keys and values are projected.
-        share: one projection for keys and values of all heads, or for each of the two (headwise), or none shared.
-        bias: of the two projections of the width.
-        attention_dropout: of the attention weights, in training.
-    """
-
-    heads: int = 8
-    projected: int = 256
-    share: Literal["key-value", "headwise", "none"] = "key-value"
-    bias: bool = True
-    attention_dropout: float = 0.0
-
-    summary: ClassVar[str] = "attention to a projected sequence"
-    traits: ClassVar[Traits] = Traits(stable=True, cost="L")
-    size_note: ClassVar[str] = "its projections along the sequence have projected·L parameters"
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> LinformerAttention:
-        return LinformerAttention(d_model, **asdict(self), max_length=max_length, device=device, dtype=dtype)
-
-    def looks_ahead(self) -> str | None:
-        return "it mixes all tokens before it attends, and cannot be causal"

@@ -10,17 +10,17 @@ The arena's code reshapes a sequence to (W, n): its "blocks" are tokens n apart,
 padding. Contiguous blocks, which the name promises, are what is offered here.
 """
 
-from dataclasses import asdict, dataclass
-from typing import ClassVar, NamedTuple
+import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import MultiHead, check_step
-from longlens.ops.checks import check_share
+from longlens.mixers.registry import Traits, register
 from longlens.ops.las import las_attention
+from longlens.options import Count, Probability, Size
 
 
 def local_attention(
@@ -61,6 +61,28 @@ def local_attention(
     return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
 
 
+def local_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block_size: int,
+    *,
+    neighbors: int = 0,
+    is_causal: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The same by its formula, with a mask of blocks (L, L). A token that sees none gives NaN."""
+    position = torch.arange(key.shape[-2], device=key.device)
+    block = position // block_size
+    seen = (block[:, None] - block).abs() <= neighbors
+    if is_causal:
+        seen = seen & (position <= position[:, None])
+    if mask is not None:
+        seen = seen & mask[:, None, None, :]
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ value
+
+
 def _blocks(x: Tensor, size: int, around: tuple[int, int]) -> Tensor:
     """(B, H, L, d) -> (B·n, H, m·W, d): each block with those before and after it, zeros beyond the ends."""
     before, after = around
@@ -78,48 +100,58 @@ class LocalState(NamedTuple):
     seen: int
 
 
+@register(
+    "local",
+    summary="attention within blocks",
+    traits=Traits(decays=True, stable=True, cost="L", state="2·(neighbors + 1)·block_size·D"),
+)
 class LocalAttention(MultiHead):
     """Multi-head self-attention within blocks. (B, L, D) -> (B, L, D), with the parameters of attention.
 
+    The arena's configs have blocks of 64 tokens for images, and of 50 for text.
+
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H.
-        block_size: W, the tokens of a block.
-        neighbors: blocks on each side that a token sees beside its own.
-        bidirectional: see later tokens, too.
-        bias, rotary: see ``MultiHead``.
-        attention_dropout: of the attention weights, in training.
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        block_size: Number of tokens W in a block.
+        neighbors: Number of blocks on each side that a token sees beside its own.
+        bidirectional: See both sides.
+        bias: Biases in the projections.
+        dropout: Dropout of the attention weights.
+        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
     def __init__(
         self,
-        d_model: int,
-        heads: int,
+        d_model: Size,
+        heads: Size = 8,
         *,
-        block_size: int = 64,
-        neighbors: int = 0,
+        block_size: Size = 64,
+        neighbors: Count = 0,
         bidirectional: bool = True,
         bias: bool = True,
-        attention_dropout: float = 0.0,
+        dropout: Probability = 0.0,
         rotary: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
-        if neighbors < 0:
-            raise ValueError(f"neighbors must be at least 0, got {neighbors}")
-        check_share("attention_dropout", attention_dropout)
-        super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
-        self.block_size, self.neighbors = block_size, neighbors
-        self.bidirectional, self.dropout = bidirectional, attention_dropout
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
+        self.block_size = block_size
+        self.neighbors = neighbors
+        self.bidirectional = bidirectional
         self.reset_parameters()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return local_attention(
-            query, key, value, self.block_size, neighbors=self.neighbors, is_causal=not self.bidirectional, mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            self.block_size,
+            neighbors=self.neighbors,
+            is_causal=not self.bidirectional,
+            mask=mask,
+            dropout_p=self.dropout_p,
+        )
 
     def step(self, x: Tensor, state: LocalState | None = None) -> tuple[Tensor, LocalState]:
         """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state."""
@@ -131,41 +163,5 @@ class LocalAttention(MultiHead):
             first = max(state.key.shape[-2] - reach, 0)
             key = torch.cat([state.key[..., first:, :], key], dim=-2)
             value = torch.cat([state.value[..., first:, :], value], dim=-2)
-        attended = las_attention(query, key, value, dropout_p=self.dropout if self.training else 0.0)
+        attended = las_attention(query, key, value, dropout_p=self.dropout_p)
         return self._merge(attended).squeeze(1), LocalState(key, value, seen + 1)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, heads={self.heads}, block_size={self.block_size}, neighbors={self.neighbors}, "
-            f"bidirectional={self.bidirectional}, dropout={self.dropout}, rotary={self.rotary}"
-        )
-
-
-@register("local")
-@dataclass(frozen=True, kw_only=True)
-class Local(Config):
-    """Attention within blocks, as the Long Range Arena's encoder (its configs say 64 for images; its text tasks 50).
-
-    Args:
-        heads: number of heads.
-        block_size: tokens of a block.
-        neighbors: blocks on each side that a token sees beside its own.
-        bidirectional: see both sides.
-        bias: of the two projections.
-        attention_dropout: of the attention weights, in training.
-        rotary: turn queries and keys by their positions.
-    """
-
-    heads: int = 8
-    block_size: int = 64
-    neighbors: int = 0
-    bidirectional: bool = True
-    bias: bool = True
-    attention_dropout: float = 0.0
-    rotary: bool = False
-
-    summary: ClassVar[str] = "attention within blocks"
-    traits: ClassVar[Traits] = Traits(decays=True, stable=True, cost="L", state="2·(neighbors + 1)·block_size·D")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LocalAttention:
-        return LocalAttention(d_model, **asdict(self), device=device, dtype=dtype)

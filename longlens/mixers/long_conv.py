@@ -6,16 +6,15 @@ Convolutions for Sequence Modeling"; Table 10 of the LaS paper calls them FlashB
 What keeps them smooth is the squashing, by λ, and a moving average if one is chosen.
 """
 
-from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
 from longlens.mixers.common import Convolution
-from longlens.ops.checks import check_share
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.options import NonNegative, Odd, Probability, Size
 
 
 def squashed_kernel(weights: Tensor, length: int, *, squash: float, smooth: int = 1) -> Tensor:
@@ -25,51 +24,65 @@ def squashed_kernel(weights: Tensor, length: int, *, squash: float, smooth: int 
     if smooth > 1:
         weights = F.avg_pool1d(weights, smooth, stride=1, padding=smooth // 2)
     kernel = F.softshrink(weights, squash)
-    return F.pad(kernel, (0, length - kernel.shape[-1]))  # which cuts what is too much
+    return F.pad(kernel, (0, length - kernel.shape[-1]))  # a negative pad crops
 
 
+def squashed_kernel_reference(weights: Tensor, length: int, *, squash: float, smooth: int = 1) -> Tensor:
+    """The same tap by tap: the mean of the weights around it, of which those outside are 0, moved toward 0."""
+    channels, taps = weights.shape
+    kernel = weights.new_zeros(channels, length)
+    for tap in range(min(length, taps)):
+        mean = weights[:, max(tap - smooth // 2, 0) : tap + smooth // 2 + 1].sum(dim=-1) / smooth
+        kernel[:, tap] = mean.sign() * torch.relu(mean.abs() - squash)
+    return kernel
+
+
+@register(
+    "long-conv",
+    summary="long convolution of free, squashed weights",
+    traits=Traits(decays=True, regularized=True, special_init=True, cost="L log L"),
+    size_note="it has a weight for each channel and each position up to the longest sequence",
+)
 class LongConv(Convolution):
-    """A convolution with one learned weight for each channel and distance.
+    """A convolution with one learned weight for each channel and distance. (B, L, D) -> (B, L, D).
+
+    Defaults as in the authors' configuration of the layer, with one kernel instead of two for each channel and without
+    its ``kernel_dropout`` of .2. Their arena recipes see both sides for Pathfinder only, and have ``squash`` from .001
+    there to .004 for Retrieval. Their code can also start at random, where most weights are below ``squash`` and do not
+    learn.
 
     Args:
-        d_model: D.
-        squash: λ; weights below it count as 0.
-        smooth: odd length of the moving average over a kernel; 1 is none.
-        kernel_dropout: share of the kernel's weights that is dropped in training.
-        init: ``"double-exponential"``, normal numbers that decay, at rates that grow exponentially with the channel, or
-            ``"random"``, small ones that do not.
-        max_length: weights of a kernel, which ends there.
-        bidirectional: see both sides.
-        output: ``"glu"`` or ``"linear"``.
+        d_model: Width D.
+        squash: Distance λ by which each weight is moved toward 0; smaller ones are 0.
+        smooth: Odd window of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
+        kernel_dropout: Dropout of the kernel's weights.
+        init: Initialization: double-exponential (decaying at rates that grow exponentially with the channel) or random.
+        bidirectional: See both sides, with a second kernel for later inputs.
+        output: Output projection: glu or linear.
+        max_length: Length of the kernel.
     """
 
-    special_parameters: ClassVar[tuple[str, ...]] = ("weight",)
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        squash: float = 0.003,
-        smooth: int = 1,
-        kernel_dropout: float = 0.0,
-        init: str = "double-exponential",
-        max_length: int = MAX_LENGTH,
+        squash: NonNegative = 0.003,
+        smooth: Odd = 1,
+        kernel_dropout: Probability = 0.0,
+        init: Literal["double-exponential", "random"] = "double-exponential",
         bidirectional: bool = False,
-        output: str = "glu",
+        output: Literal["glu", "linear"] = "glu",
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
-        if not squash >= 0:
-            raise ValueError(f"squash must be at least 0, got {squash}")
-        if smooth < 1 or smooth % 2 == 0:
-            raise ValueError(f"smooth must be an odd number of at least 1, got {smooth}")
-        check_share("kernel_dropout", kernel_dropout)
-        if init not in ("random", "double-exponential"):
-            raise ValueError(f"init must be random or double-exponential, got {init!r}")
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
-        self.squash, self.smooth, self.kernel_dropout, self.init = squash, smooth, kernel_dropout, init
+        self.squash = squash
+        self.smooth = smooth
+        self.kernel_dropout = kernel_dropout
+        self.init = init
         self.weight = nn.Parameter(torch.empty(self.kernels, max_length, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -88,42 +101,3 @@ class LongConv(Convolution):
     def kernel(self, length: int) -> Tensor:
         kernel = squashed_kernel(self.weight, length, squash=self.squash, smooth=self.smooth)
         return F.dropout(kernel, self.kernel_dropout, self.training)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, max_length={self.weight.shape[1]}, squash={self.squash}, smooth={self.smooth}, "
-            f"kernel_dropout={self.kernel_dropout}, init={self.init!r}"
-        )
-
-
-@register("long-conv")
-@dataclass(frozen=True, kw_only=True)
-class LongConvConfig(Config):
-    """A convolution with one learned weight for each channel and distance, up to max_length.
-
-    Defaults as in the authors' configuration of the layer, with one kernel instead of two for each channel and without
-    its kernel_dropout of .2. Their arena recipes see both sides for Pathfinder only, and have squash from .001 there to
-    .004 for Retrieval. Their code can also start at random, where most weights are below squash and do not learn.
-
-    Args:
-        squash: how far each weight is moved toward 0; smaller ones are 0.
-        smooth: odd length of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
-        kernel_dropout: of the kernel's weights, in training.
-        init: double-exponential (decaying, at rates that grow with the channel) or random.
-        bidirectional: see both sides.
-        output: the last part, glu or linear.
-    """
-
-    squash: float = 0.003
-    smooth: int = 1
-    kernel_dropout: float = 0.0
-    init: Literal["double-exponential", "random"] = "double-exponential"
-    bidirectional: bool = False
-    output: Literal["glu", "linear"] = "glu"
-
-    summary: ClassVar[str] = "long convolution of free, squashed weights"
-    traits: ClassVar[Traits] = Traits(decays=True, regularized=True, special_init=True, cost="L log L")
-    size_note: ClassVar[str] = "it has a weight for each channel and each position up to the longest sequence"
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> LongConv:
-        return LongConv(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))

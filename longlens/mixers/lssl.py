@@ -4,33 +4,53 @@ models with linear state-space layers"). Each channel is a linear system with a 
     x_t = Ā·x_{t-1} + B̄·u_t,  y_t = C·x_t,   Ā = (I - α·dt·A)⁻¹(I + (1-α)·dt·A),  B̄ = (I - α·dt·A)⁻¹·dt·B
 
 with dense A (N, N) and B (N,), those of HiPPO-LegS. As a convolution, its kernel is k[l] = C·Āˡ·B̄.
+
+Shapes: B sequences, D channels, K kernels (D, or 2D for both sides), N states.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import StateSpace
+from longlens.mixers.diagonal import check_dt
+from longlens.mixers.registry import Traits, register
 from longlens.ops.exponentials import log_uniform_
 from longlens.ops.hippo import hippo_legs
+from longlens.ops.precision import working_dtype
+from longlens.options import Is, Positive, Size
+
+
+def lssl_kernel_reference(a: Tensor, b: Tensor, c: Tensor, dt: Tensor, alpha: float, length: int) -> Tensor:
+    """The kernels (K, length) of A (N, N), B (N,), C (K, N) and dt (D,), by the recurrence for an impulse u:
+    (I - α·dt·A)·x_t = (I + (1-α)·dt·A)·x_{t-1} + dt·B·u_t."""
+    one = torch.eye(len(b), dtype=a.dtype, device=a.device)
+    kernels = []
+    for row, step in zip(c, dt.repeat(len(c) // len(dt)), strict=True):
+        state, kernel = torch.zeros_like(b), []
+        for t in range(length):
+            driven = (one + (1 - alpha) * step * a) @ state + (step * b if t == 0 else 0)
+            state = torch.linalg.solve(one - alpha * step * a, driven)
+            kernel.append(row @ state)
+        kernels.append(torch.stack(kernel))
+    return torch.stack(kernels)
 
 
 def lssl_kernel(a: Tensor, b: Tensor, c: Tensor, length: int) -> Tensor:
-    """The kernels (K, length) of Ā (D, N, N), B̄ (D, N) and C (K, N), with K = D, or K = 2D for two kernels of each
-    channel.
+    """The kernels (K, length) of Ā (D, N, N), B̄ (D, N) and C (K, N).
 
     With l = p·T + q it is the product of C·Ā^(p·T) and Ā^q·B̄ for T ≈ √L, both made by doubling from the squares of Ā:
     never all L states of a channel at once.
     """
-    block = 1 << max(0, round(math.log2(max(length, 1)) / 2))
-    right, power = b.unsqueeze(-1), a
+    block = 1 << max(0, round(math.log2(max(length, 1)) / 2))  # T
+    right, power = b.unsqueeze(-1), a  # (D, N, T), from one column on
     while right.shape[-1] < block:
         right, power = torch.cat([right, power @ right], dim=-1), power @ power
-    left = c.unflatten(0, (-1, a.shape[0]))[:, :, None]  # (K/D, D, P, N)
+    left = c.unflatten(0, (-1, a.shape[0]))[:, :, None]  # (K/D, D, blocks, N), from one row on
     blocks = -(-length // block)
     while left.shape[-2] < blocks:
         left = torch.cat([left, left @ power], dim=-2)
@@ -50,55 +70,65 @@ def discretize(a: Tensor, b: Tensor, dt: Tensor, alpha: float = 0.5) -> tuple[Te
 
 @dataclass
 class LSSLState:
-    """What a step remembers: the states (B, D, N); and Ā (D, N, N) and B̄ (D, N), to compute them only once."""
+    """The memory of a step: the states (B, D, N); and Ā (D, N, N) and B̄ (D, N), to compute them only once."""
 
     states: Tensor
     a: Tensor
     b: Tensor
 
 
+@register(
+    "lssl",
+    summary="dense linear state space, HiPPO-LegS",
+    traits=Traits(decays=True, special_init=True, cost="L log L", state="D·state_size"),
+)
 class LSSL(StateSpace):
-    """LSSL in the frame of ``Convolution``. A and B belong to all channels; dt, and C for each side, to one.
+    """LSSL in the frame of ``Convolution``. (B, L, D) -> (B, L, D). A and B belong to all channels; dt, and C for each
+    side, to one.
+
+    It is LSSL-fixed, with the defaults of the official code except for two: there, a state has as many numbers as there
+    are channels, which takes D⁴ operations, and the output is a linear projection.
 
     Args:
-        d_model: D.
-        state_size: N.
-        dt_min: least step size at the start,
-        dt_max: and the largest; they are spread evenly in log dt.
-        alpha: α.
-        learn_a: learn A, as a dense matrix; otherwise it stays what it is.
-        learn_dt: learn dt.
-        bidirectional: see both sides, with another C for what is ahead.
-        output: see ``Convolution``.
+        d_model: Width D.
+        state_size: State size N of each channel.
+        dt_min: Smallest step size at initialization.
+        dt_max: Largest step size at initialization.
+        alpha: Weight α of the discretization, from 0.5 (bilinear rule) to 1 (backward rule).
+        learn_a: Learn the dense state matrix A, which may become unstable.
+        learn_dt: Learn the step sizes.
+        bidirectional: See both sides, with a second C for later inputs.
+        output: Output projection: glu (gated) or linear.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        state_size: int = 64,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        alpha: float = 0.5,
+        state_size: Size = 64,
+        dt_min: Positive = 0.001,
+        dt_max: Positive = 0.1,
+        # Less than 0.5 is unstable: HiPPO has eigenvalues of -N, and dt is up to 0.1.
+        alpha: Annotated[float, Ge(0.5), Le(1), Is("a number from 0.5 to 1")] = 0.5,
         learn_a: bool = False,
         learn_dt: bool = False,
         bidirectional: bool = False,
-        output: str = "glu",
+        output: Literal["glu", "linear"] = "glu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
-        if state_size < 1:
-            raise ValueError(f"state_size must be at least 1, got {state_size}")
-        if not 0.5 <= alpha <= 1:  # less is unstable: HiPPO has eigenvalues of -N, and dt is up to 0.1
-            raise ValueError(f"alpha must lie between 0.5 and 1, got {alpha}")
-        self.state_size, self.dt_min, self.dt_max, self.alpha = state_size, dt_min, dt_max, alpha
-        self.special_parameters = ("a",) * learn_a + ("log_dt",) * learn_dt
-        self.c = nn.Parameter(torch.empty(self.kernels, state_size, device=device, dtype=dtype))
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        check_dt(dt_min, dt_max)
+        self.state_size = state_size
+        self.dt_min = dt_min
+        self.dt_max = dt_max
+        self.alpha = alpha
+        self.kernel_parameters: tuple[str, ...] = ("a",) * learn_a + ("log_dt",) * learn_dt
+        self.c = nn.Parameter(torch.empty(self.kernels, state_size, **factory))
         # A fixed A is not stored: rounded to half precision, it would no longer be stable.
-        a = torch.empty(state_size, state_size, device=device, dtype=dtype)
-        self.a = nn.Parameter(a) if learn_a else None
-        log_dt = torch.empty(d_model, device=device, dtype=dtype)
+        self.a = nn.Parameter(torch.empty(state_size, state_size, **factory)) if learn_a else None
+        log_dt = torch.empty(d_model, **factory)
         self.log_dt: Tensor
         if learn_dt:
             self.log_dt = nn.Parameter(log_dt)
@@ -115,59 +145,23 @@ class LSSL(StateSpace):
             if self.a is not None:
                 self.a.copy_(hippo_legs(self.state_size)[0])
 
-    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ā, B̄ and C, in float32 at the least."""
-        exact = torch.promote_types(self.c.dtype, torch.float32)
-        a, b = hippo_legs(self.state_size, device=self.c.device, dtype=exact)
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ā (D, N, N), B̄ (D, N) and C (K, N), in float32 at the least."""
+        dtype = working_dtype(self.c.dtype)
+        a, b = hippo_legs(self.state_size, device=self.c.device, dtype=dtype)
         if self.a is not None:
-            a = self.a.to(exact)
-        return *discretize(a, b, self.log_dt.to(exact).exp(), self.alpha), self.c.to(exact)
+            a = self.a.to(dtype)
+        return *discretize(a, b, self.log_dt.to(dtype).exp(), self.alpha), self.c.to(dtype)
 
     def kernel(self, length: int) -> Tensor:
         with torch.autocast(self.c.device.type, enabled=False):
-            return lssl_kernel(*self._system(), length)
+            return lssl_kernel(*self.system(), length)
 
     def recur(self, x: Tensor, state: LSSLState | None) -> tuple[Tensor, LSSLState]:
         with torch.autocast(x.device.type, enabled=False):
             if state is None:
-                a, b, _ = self._system()
+                a, b, _ = self.system()
                 state = LSSLState(a.new_zeros(x.shape[0], self.d_model, self.state_size), a, b)
             # (D, B, N) by (D, N, N), one matrix for each channel
             states = (state.states.transpose(0, 1) @ state.a.mT).transpose(0, 1) + state.b * x.unsqueeze(-1)
             return (self.c.to(states.dtype) * states).sum(-1).to(x.dtype), LSSLState(states, state.a, state.b)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, state_size={self.state_size}, alpha={self.alpha}, learn_a={self.a is not None}"
-
-
-@register("lssl")
-@dataclass(frozen=True, kw_only=True)
-class LSSLConfig(Config):
-    """LSSL-fixed, with the defaults of the official code except for two: there, a state has as many numbers as there
-    are channels, which takes D⁴ operations, and the last part is a projection.
-
-    Args:
-        state_size: numbers in the state of a channel.
-        dt_min: least step size at the start.
-        dt_max: largest step size at the start.
-        alpha: of the generalized bilinear rule, from 0.5, the bilinear one, to 1, the backward one.
-        learn_a: learn the dense state matrix, which may become unstable.
-        learn_dt: learn the step sizes.
-        bidirectional: see both sides.
-        output: the last part, a gated linear unit or a projection.
-    """
-
-    state_size: int = 64
-    dt_min: float = 0.001
-    dt_max: float = 0.1
-    alpha: float = 0.5
-    learn_a: bool = False
-    learn_dt: bool = False
-    bidirectional: bool = False
-    output: Literal["glu", "linear"] = "glu"
-
-    summary: ClassVar[str] = "dense linear state space, HiPPO-LegS"
-    traits: ClassVar[Traits] = Traits(decays=True, special_init=True, cost="L log L", state="D·state_size")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LSSL:
-        return LSSL(d_model, **asdict(self), device=device, dtype=dtype)

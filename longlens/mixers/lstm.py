@@ -4,38 +4,44 @@ i, f, o = σ(W x_t + U h_{t-1} + b)  (each with its own W, U, b),   g = tanh(W x
 c_t = f ⊙ c_{t-1} + i ⊙ g,   h_t = o ⊙ tanh(c_t),   y_t = out(h_t),   c, h (H,)
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import check_inputs, check_step, hide_padding
+from longlens.mixers.registry import Traits, register
+from longlens.options import Size
 
 
+@register(
+    "lstm",
+    summary="gated nonlinear recurrence",
+    traits=Traits(decays=True, gated=True, recurrent=True, cost="L", state="2·hidden"),
+)
 class LSTM(nn.Module):
-    """``nn.LSTM`` of one layer, and a projection of its outputs back to the width.
+    """``nn.LSTM`` of one layer, and a projection of its outputs back to the width. (B, L, D) -> (B, L, D).
 
     Args:
-        d_model: D.
-        hidden: H, the units.
-        forget_bias: of the forget gates at the start; None leaves it random.
+        d_model: Width D.
+        hidden: Number of units H; none for half of the width: with the projection 3.5·D² parameters, where as many
+            units as the width would have 9·D².
+        forget_bias: Bias of the forget gates at the start (Gers et al. 2000, Jozefowicz et al. 2015); none leaves it
+            random.
     """
 
     def __init__(
         self,
-        d_model: int,
-        hidden: int,
+        d_model: Size,
+        hidden: Size | None = None,
         *,
         forget_bias: float | None = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if d_model < 1 or hidden < 1:
-            raise ValueError(f"d_model and hidden must be at least 1, got {d_model} and {hidden}")
-        self.d_model, self.hidden, self.forget_bias = d_model, hidden, forget_bias
+        hidden = max(1, d_model // 2) if hidden is None else hidden
+        self.d_model = d_model
+        self.hidden = hidden
+        self.forget_bias = forget_bias
         self.lstm = nn.LSTM(d_model, hidden, batch_first=True, device=device, dtype=dtype)
         self.out_proj = nn.Linear(hidden, d_model, device=device, dtype=dtype)
         self.reset_parameters()
@@ -69,27 +75,16 @@ class LSTM(nn.Module):
                 return self.lstm(x.to(self.out_proj.weight.dtype), state)
         return self.lstm(x, state)
 
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, hidden={self.hidden}, forget_bias={self.forget_bias}"
 
-
-@register("lstm")
-@dataclass(frozen=True, kw_only=True)
-class LSTMConfig(Config):
-    """LSTM of one layer.
-
-    Args:
-        hidden: units; None for half of the width: with its projection 3.5·D² parameters, where as many units as the
-            width would have 9·D².
-        forget_bias: of the forget gates at the start (Gers et al. 2000, Jozefowicz et al. 2015); None leaves it random.
-    """
-
-    hidden: int | None = None
-    forget_bias: float | None = 1.0
-
-    summary: ClassVar[str] = "gated nonlinear recurrence"
-    traits: ClassVar[Traits] = Traits(decays=True, gated=True, recurrent=True, cost="L", state="2·hidden")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LSTM:
-        hidden = max(1, d_model // 2) if self.hidden is None else self.hidden
-        return LSTM(d_model, hidden, forget_bias=self.forget_bias, device=device, dtype=dtype)
+def lstm_reference(layer: LSTM, x: Tensor) -> Tensor:
+    """(B, L, D) -> (B, L, D), gate by gate as in the formula above."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    w, u, bias, more = (layer.lstm.get_parameter(name) for name in names)
+    hidden = cell = x.new_zeros(len(x), layer.hidden)
+    outputs = []
+    for token in x.unbind(1):
+        i, f, g, o = (token @ w.T + hidden @ u.T + bias + more).chunk(4, dim=-1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        hidden = torch.sigmoid(o) * torch.tanh(cell)
+        outputs.append(layer.out_proj(hidden))
+    return torch.stack(outputs, dim=1)

@@ -16,17 +16,18 @@ In the original, the packed memory is the next layer's P, and the first layer's 
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
-from longlens.ops.checks import check_share
+from longlens.mixers.registry import Traits, register
 from longlens.ops.linear_attention import causal_product
+from longlens.ops.precision import at_least_float32
+from longlens.options import Probability, Size
 
 
 @dataclass(frozen=True)
@@ -37,45 +38,53 @@ class LunaState:
     seen: int
 
 
+@register(
+    "luna",
+    summary="attention through a packed memory",
+    traits=Traits(stable=True, cost="L", state="memory·D"),
+    size_note="each layer learns its 256 memory tokens, and has five projections instead of four",
+)
 class LunaAttention(nn.Module):
     """Multi-head attention through a packed memory. (B, L, D) -> (B, L, D).
 
+    The defaults are those of Luna-256 and of the official code, XuezheMax's fairseq-apollo.
+
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H, of both attentions.
-        memory: M, the tokens of P.
-        activation: of the causal weights ω: ``"softplus"``, log₂(1 + 2ˣ), or ``"elu"``, elu(x) + 1; both are 1 at 0.
-        bidirectional: attend to both sides.
-        bias: of the five projections.
-        attention_dropout: of the weights of both attentions, in training.
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H of both attentions.
+        memory: Number of memory tokens M.
+        activation: Activation of the causal weights ω: softplus, log₂(1 + 2ˣ), or elu, elu(x) + 1; both are 1 at 0.
+        bidirectional: See both sides.
+        bias: Biases in the projections.
+        dropout: Dropout of the weights of both attentions.
     """
 
     def __init__(
         self,
-        d_model: int,
-        heads: int,
+        d_model: Size,
+        heads: Size = 8,
         *,
-        memory: int = 256,
-        activation: str = "softplus",
+        memory: Size = 256,
+        activation: Literal["softplus", "elu"] = "softplus",
         bidirectional: bool = True,
         bias: bool = True,
-        attention_dropout: float = 0.0,
+        dropout: Probability = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_heads(d_model, heads)
-        if memory < 1:
-            raise ValueError(f"memory must be at least 1, got {memory}")
-        if activation not in ("softplus", "elu"):
-            raise ValueError(f"activation must be softplus or elu, got {activation!r}")
-        check_share("attention_dropout", attention_dropout)
-        self.d_model, self.heads, self.activation = d_model, heads, activation
-        self.bidirectional, self.dropout = bidirectional, attention_dropout
+        self.d_model = d_model
+        self.heads = heads
+        self.activation = activation
+        self.bidirectional = bidirectional
+        self.dropout = dropout
         self.memory = nn.Parameter(torch.empty(memory, d_model, device=device, dtype=dtype))
-        self.pq_proj, self.pc_proj, self.q_proj, self.c_proj, self.out_proj = (
-            nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype) for _ in range(5)
-        )
+        self.pq_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.pc_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.c_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -92,17 +101,17 @@ class LunaAttention(nn.Module):
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
         attended = self._both_sides(x, mask) if self.bidirectional else self._causal(x, mask)
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
+        return self.out_proj(self._merge(attended))
 
     def _both_sides(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
+        dropout_p = self.dropout if self.training else 0.0
         context = self._split(self.pc_proj(x))  # (B, H, L, d)
         questions = self._questions().expand(x.shape[0], -1, -1, -1)
         if mask is not None:  # a row without tokens packs its padding, which is 0
             mask = (mask | ~mask.any(dim=1, keepdim=True))[:, None, None, :]
-        packed = F.scaled_dot_product_attention(questions, context, context, attn_mask=mask, dropout_p=dropout)
-        packed = self._split(self.c_proj(packed.transpose(1, 2).flatten(2)))  # (B, H, M, d)
-        return F.scaled_dot_product_attention(self._split(self.q_proj(x)), packed, packed, dropout_p=dropout)
+        packed = F.scaled_dot_product_attention(questions, context, context, attn_mask=mask, dropout_p=dropout_p)
+        packed = self._split(self.c_proj(self._merge(packed)))  # (B, H, M, d)
+        return F.scaled_dot_product_attention(self._split(self.q_proj(x)), packed, packed, dropout_p=dropout_p)
 
     def _causal(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The running mean C_t never exists: only its products with x_t·W_q, and of the softmax with it."""
@@ -123,7 +132,7 @@ class LunaAttention(nn.Module):
         check_step(x, self.d_model, causal=not self.bidirectional)
         x = x.unsqueeze(1)
         query, context = (self._split(projection(x)) for projection in (self.q_proj, self.c_proj))  # (B, H, 1, d)
-        sums, seen = (self._pack_weights(x).mT * context).to(torch.promote_types(x.dtype, torch.float32)), 1
+        sums, seen = at_least_float32(self._pack_weights(x).mT * context), 1
         if state is not None:
             sums, seen = state.sums + sums, state.seen + 1
         packed = (sums / seen).to(query.dtype)  # (B, H, M, d)
@@ -144,38 +153,26 @@ class LunaAttention(nn.Module):
         """(B, L, D) -> (B, H, L, d)"""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, heads={self.heads}, memory={len(self.memory)}, activation={self.activation!r}, "
-            f"bidirectional={self.bidirectional}, dropout={self.dropout}"
-        )
+    @staticmethod
+    def _merge(x: Tensor) -> Tensor:
+        """(B, H, L, d) -> (B, L, D)"""
+        return x.transpose(1, 2).flatten(2)
 
 
-@register("luna")
-@dataclass(frozen=True, kw_only=True)
-class Luna(Config):
-    """Attention by way of a short memory. The defaults are those of Luna-256 and of the official code, XuezheMax's
-    fairseq-apollo.
-
-    Args:
-        heads: number of heads.
-        memory: tokens of the memory.
-        activation: of the weights with which the causal form packs, softplus or elu + 1.
-        bidirectional: attend to both sides.
-        bias: of the projections.
-        attention_dropout: of the weights of both attentions, in training.
-    """
-
-    heads: int = 8
-    memory: int = 256
-    activation: Literal["softplus", "elu"] = "softplus"
-    bidirectional: bool = True
-    bias: bool = True
-    attention_dropout: float = 0.0
-
-    summary: ClassVar[str] = "attention through a packed memory"
-    traits: ClassVar[Traits] = Traits(stable=True, cost="L", state="memory·D")
-    size_note: ClassVar[str] = "each layer learns its 256 memory tokens, and has five projections instead of four"
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> LunaAttention:
-        return LunaAttention(d_model, **asdict(self), device=device, dtype=dtype)
+def luna_reference(layer: LunaAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The formulas above: two attentions, or one to the running mean C_t of each token, (B, L, D) -> (B, L, D)."""
+    root = math.sqrt(layer.d_model // layer.heads)
+    tokens = (torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask)[:, None, :, None]  # (B, 1, L, 1)
+    questions = layer._split(layer.pq_proj(layer.memory).unsqueeze(0))  # (1, H, M, d)
+    query, packing = layer._split(layer.q_proj(x)), layer._split(layer.pc_proj(x))  # (B, H, L, d)
+    scores = packing @ questions.mT / root  # (B, H, L, M)
+    if layer.bidirectional:
+        weights = scores.masked_fill(~tokens, -math.inf).softmax(dim=2)
+        packed = layer._split(layer.c_proj(layer._merge(weights.mT @ packing))).unsqueeze(2)  # (B, H, 1, M, d)
+    else:
+        weights = torch.log2(1 + 2**scores) if layer.activation == "softplus" else F.elu(scores) + 1
+        context = layer._split(layer.c_proj(x))
+        sums = ((weights * tokens).unsqueeze(-1) * context.unsqueeze(-2)).cumsum(dim=2)  # (B, H, L, M, d)
+        packed = sums / tokens.cumsum(dim=2).clamp_min(1).unsqueeze(-1)
+    attention = (query.unsqueeze(-2) @ packed.mT / root).softmax(dim=-1)  # (B, H, L, 1, M)
+    return layer.out_proj(layer._merge((attention @ packed).squeeze(-2)))

@@ -20,30 +20,30 @@ mixer knows only norm(x), and returns u ⊙ (h - norm(x)).
 """
 
 import math
-from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.ops.checks import check_chunk_size, check_share
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
 from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 from longlens.ops.toeplitz_attention import toeplitz_attention
+from longlens.options import Positive, Probability, Size
 
 DENSE_LENGTH = 512  # up to here a matrix of all pairs is about as fast
 
 
 def ema_terms(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """The damped moving averages k[l] = Σ_n w_n·exp(λ_n·l) of four parameters (D, N): w and λ = log q, (D, N) each."""
-    share = torch.sigmoid(delta)
+    p = torch.sigmoid(delta)
     # log1p keeps the digits of slow averages, whose q is almost 1; q = 0 would have no logarithm.
-    forgotten = (share * torch.sigmoid(alpha)).clamp(max=1 - torch.finfo(delta.dtype).eps)
-    return share * beta * gamma / math.sqrt(delta.shape[-1]), torch.log1p(-forgotten)
+    forgotten = (p * torch.sigmoid(alpha)).clamp(max=1 - torch.finfo(delta.dtype).eps)
+    return p * beta * gamma / math.sqrt(delta.shape[-1]), torch.log1p(-forgotten)
 
 
 def ema_kernel(
@@ -52,15 +52,28 @@ def ema_kernel(
     """The weights (D, length) of the inputs 0, 1, … steps back, from four parameters (D, N).
 
     For both sides they are (2D, N), and so is the result (2D, length): its second half are the weights of the inputs
-    1, 2, … steps ahead. The weight that the second average gives the token itself is added to that of the first.
+    1, 2, … steps later. The weight that the second average gives the token itself is added to that of the first.
     """
     weights, rates = ema_terms(delta, alpha, beta, gamma)
     if not bidirectional:
         return sum_of_exponentials(weights, rates, length)
-    past, ahead = weights.chunk(2)
-    one_step_on = ahead * rates.chunk(2)[1].exp()
+    past, later = weights.chunk(2)
+    one_step_on = later * rates.chunk(2)[1].exp()
     kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, length)
-    return kernel + F.pad(ahead.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(ahead)))
+    return kernel + F.pad(later.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(later)))
+
+
+def ema_reference(x: Tensor, delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+    """k * x of one sequence (L, D), as the recurrence h_t = p·β·x_t + (1 - p·σ(α))·h_{t-1}, y_t = Σ_n γ_n·h_t[n] / √N.
+    For both sides, the parameters (2D, N) are those of two averages, of which the second runs from the end."""
+    if len(delta) > x.shape[1]:
+        past, later = zip(*(parameter.chunk(2) for parameter in (delta, alpha, beta, gamma)), strict=True)
+        return ema_reference(x, *past) + ema_reference(x.flip(0), *later).flip(0)
+    p, state, outputs = torch.sigmoid(delta), torch.zeros_like(delta), []
+    for token in x:
+        state = p * beta * token[:, None] + (1 - p * torch.sigmoid(alpha)) * state
+        outputs.append((gamma * state).sum(dim=-1) / math.sqrt(delta.shape[-1]))
+    return torch.stack(outputs)
 
 
 def toeplitz(values: Tensor) -> Tensor:
@@ -77,14 +90,23 @@ def toeplitz(values: Tensor) -> Tensor:
 class MovingAverage(nn.Module):
     """x' = silu(k * x + ω ⊙ x), (B, L, D) -> (B, L, D)."""
 
-    def __init__(self, d_model: int, size: int, *, bidirectional: bool, device=None, dtype=None) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        size: int,
+        *,
+        bidirectional: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.bidirectional = bidirectional
-        shape = (2 * d_model if bidirectional else d_model, size)
-        self.delta, self.alpha, self.beta, self.gamma = (
-            nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for _ in range(4)
-        )
-        self.omega = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
+        shape, factory = (2 * d_model if bidirectional else d_model, size), {"device": device, "dtype": dtype}
+        self.delta = nn.Parameter(torch.empty(shape, **factory))
+        self.alpha = nn.Parameter(torch.empty(shape, **factory))
+        self.beta = nn.Parameter(torch.empty(shape, **factory))
+        self.gamma = nn.Parameter(torch.empty(shape, **factory))
+        self.omega = nn.Parameter(torch.empty(d_model, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -98,9 +120,13 @@ class MovingAverage(nn.Module):
         nn.init.normal_(self.gamma)
         nn.init.normal_(self.omega)
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """δ, α, β, γ: (D, N) each, or (2D, N) for both sides."""
+        return self.delta, self.alpha, self.beta, self.gamma
+
     def kernel(self, length: int) -> Tensor:
-        parameters = (self.delta, self.alpha, self.beta, self.gamma)
-        return ema_kernel(*parameters, length, bidirectional=self.bidirectional)
+        return ema_kernel(*self.parts, length, bidirectional=self.bidirectional)
 
     def forward(self, x: Tensor) -> Tensor:
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
@@ -108,8 +134,7 @@ class MovingAverage(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, D) and the N averages of each channel so far, (B, D, N) -> (B, D) and the next averages."""
-        terms = ema_terms(self.delta, self.alpha, self.beta, self.gamma)
-        y, state = step_exponentials(*terms, x, state)
+        y, state = step_exponentials(*ema_terms(*self.parts), x, state)
         return F.silu(y + self.omega * x), state
 
 
@@ -121,54 +146,91 @@ class MegaState(NamedTuple):
     value: Tensor  # (B, n, H)
 
 
+@register(
+    "mega",
+    summary="moving average and gated attention",
+    traits=Traits(
+        decays=True,
+        special_init=True,
+        stable=True,
+        gated=True,
+        cost="L²",
+        state="D·ema_size + L·(shared + expansion·D)",
+    ),
+    size_note="it has a position bias for each of 2L - 1 distances",
+    fixed={"chunk_size": None},
+)
+@register(
+    "mega-chunk",
+    summary="Mega with attention in chunks",
+    traits=Traits(
+        decays=True,
+        special_init=True,
+        stable=True,
+        gated=True,
+        cost="L log L",
+        state="D·ema_size + chunk_size·(shared + expansion·D)",
+    ),
+    needs=("chunk_size",),
+    chunk_size=128,
+)
 class MegaAttention(nn.Module):
-    """A moving average and gated attention, (B, L, D) -> (B, L, D).
+    """A moving average, then gated attention of one head. (B, L, D) -> (B, L, D).
+
+    Defaults as in the official code for the Long Range Arena (its model of width 64), but for the values: there they
+    are twice as wide as the layer, and the feedforward part after it is half as large as here.
 
     Args:
-        d_model: D.
-        max_length: the longest sequence, for which there is a bias for each distance.
-        shared: Z, the width of queries and keys.
-        expansion: H / D, the width of the values.
-        ema_size: N, the numbers that the moving average keeps for each channel.
-        attention: ``"softmax"``, ``"laplace"`` or ``"relu2"``.
-        chunk_size: attend within independent blocks of this length. The average runs over the whole sequence.
-        bidirectional: see both sides.
-        attention_dropout: of the attention weights, in training.
-        rotary: the biases are the products R_i·a · R_j·b of two vectors that turn with their positions, instead of a
+        d_model: Width D.
+        shared: Width Z of queries and keys.
+        expansion: Width of the values, as a multiple of the layer's; 2 in the paper.
+        ema_size: Numbers N that the moving average keeps for each channel.
+        attention: Attention function: softmax as published for text, laplace as for images, or relu2.
+        chunk_size: Length of independent chunks, within which tokens attend to each other; none for the whole sequence.
+            The moving average runs through all of them.
+        bidirectional: See both sides.
+        dropout: Dropout of the attention weights.
+        rotary: Position biases R_i·a · R_j·b of two learned vectors that turn with their positions, instead of a
             parameter for each distance.
+        max_length: Longest sequence; without chunks, the one whose distances have a bias each.
     """
+
+    no_decay: ClassVar[tuple[str, ...]] = (
+        "scale",
+        "offset",
+        "average.delta",
+        "average.alpha",
+        "average.beta",
+        "average.gamma",
+    )
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        max_length: int = MAX_LENGTH,
-        shared: int = 32,
-        expansion: float = 0.5,
-        ema_size: int = 16,
-        attention: str = "softmax",
-        chunk_size: int | None = None,
+        shared: Size = 32,
+        expansion: Positive = 0.5,
+        ema_size: Size = 16,
+        attention: Literal["softmax", "laplace", "relu2"] = "softmax",
+        chunk_size: Size | None = None,
         bidirectional: bool = True,
-        attention_dropout: float = 0.0,
+        dropout: Probability = 0.0,
         rotary: bool = False,
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("d_model", d_model), ("shared", shared), ("ema_size", ema_size)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if not 0 < expansion < math.inf:
-            raise ValueError(f"expansion must be a number above 0, got {expansion}")
-        if attention not in ("softmax", "laplace", "relu2"):
-            raise ValueError(f"attention must be softmax, laplace or relu2, got {attention!r}")
         if rotary and shared % 2:
-            raise ValueError(f"rotary positions need an even width, got shared={shared}")
-        check_chunk_size(chunk_size)
-        check_share("attention_dropout", attention_dropout)
-        self.d_model, self.shared, self.hidden = d_model, shared, max(1, round(expansion * d_model))
-        self.attention, self.chunk_size, self.bidirectional = attention, chunk_size, bidirectional
-        self.dropout, self.rotary = attention_dropout, rotary
+            raise BadInput(f"shared must be an even number with rotary=True, got {shared}")
+        self.d_model = d_model
+        self.shared = shared
+        self.hidden = max(1, round(expansion * d_model))  # H
+        self.attention = attention
+        self.chunk_size = chunk_size
+        self.bidirectional = bidirectional
+        self.dropout = dropout
+        self.rotary = rotary
         self.max_distances = chunk_size or max_length
         factory = {"device": device, "dtype": dtype}
         self.average = MovingAverage(d_model, ema_size, bidirectional=bidirectional, **factory)
@@ -254,13 +316,13 @@ class MegaAttention(nn.Module):
         return self._weigh(query, key, value, toeplitz(self._biases(length)), allowed)
 
     def _biases(self, length: int) -> Tensor:
-        """(2·length - 1,): of the keys from length - 1 steps back to as many steps ahead."""
+        """(2·length - 1,): of the keys from length - 1 steps back to as many steps later."""
         if self.rotary:
             first, second = self.position_bias
             return rotate(second.expand(2 * length - 1, -1), start=1 - length) @ first
         if length > self.max_distances:
-            raise ValueError(
-                f"a sequence of {length} tokens is longer than the {self.max_distances} that have a position bias: "
+            raise BadInput(
+                f"x must have at most {self.max_distances} tokens, those that have position biases, got {length}: "
                 "build the layer with a larger max_length, or choose rotary=True"
             )
         return self.position_bias[self.max_distances - length : self.max_distances + length - 1]
@@ -283,71 +345,32 @@ class MegaAttention(nn.Module):
         weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
         return F.dropout(weights, dropout) @ value
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, shared={self.shared}, hidden={self.hidden}, attention={self.attention!r}, "
-            f"chunk_size={self.chunk_size}, bidirectional={self.bidirectional}, rotary={self.rotary}"
-        )
+
+def mega_reference(layer: MegaAttention, x: Tensor) -> Tensor:
+    """x + layer(x) of one sequence (L, D), by the formula above, token by token."""
+    averaged = F.silu(ema_reference(x, *layer.average.parts) + layer.average.omega * x)
+    z, r, u, h = layer.in_proj(averaged).split([layer.shared, layer.hidden, layer.d_model, layer.d_model], dim=-1)
+    query, key = (F.silu(z) * layer.scale[n] + layer.offset[n] for n in range(2))
+    value, size, rows = F.silu(layer.value_proj(x)), layer.chunk_size or len(x), []
+    for i in range(len(x)):
+        start = i - i % size
+        seen = torch.arange(start, min(start + size, len(x)) if layer.bidirectional else i + 1, device=x.device)
+        scores, bias = key[seen] @ query[i], _bias_reference(layer, i, seen)
+        if layer.attention == "softmax":
+            weights = torch.softmax(scores / math.sqrt(layer.shared) + bias, dim=0)
+        else:
+            scores = scores / len(scores) + bias
+            laplace = torch.special.ndtr((scores - math.sqrt(1 / 2)) / math.sqrt(1 / (4 * math.pi)))
+            weights = laplace if layer.attention == "laplace" else torch.relu(scores) ** 2
+        rows.append(weights @ value[seen])
+    h = F.silu(h + layer.out_proj(F.silu(r) * torch.stack(rows)))
+    u = torch.sigmoid(u)
+    return u * h + (1 - u) * x
 
 
-@register("mega")
-@dataclass(frozen=True, kw_only=True)
-class Mega(Config):
-    """A moving average, then gated attention of one head. Defaults as in the official code for the Long Range Arena
-    (its model of width 64), but for the values: there they are twice as wide as the layer, and the feedforward part
-    after it is half as large as here.
-
-    Args:
-        shared: channels of queries and keys.
-        expansion: width of the values, as a multiple of the width; 2 in the paper.
-        ema_size: numbers that the moving average keeps for each channel.
-        attention: softmax as published for text, laplace as for images, or relu2.
-        bidirectional: see both sides.
-        attention_dropout: of the attention weights, in training.
-        rotary: position biases from two turning vectors instead of one for each distance.
-    """
-
-    shared: int = 32
-    expansion: float = 0.5
-    ema_size: int = 16
-    attention: Literal["softmax", "laplace", "relu2"] = "softmax"
-    bidirectional: bool = True
-    attention_dropout: float = 0.0
-    rotary: bool = False
-
-    summary: ClassVar[str] = "moving average and gated attention"
-    traits: ClassVar[Traits] = Traits(
-        decays=True,
-        special_init=True,
-        stable=True,
-        gated=True,
-        cost="L²",
-        state="D·ema_size + L·(shared + expansion·D)",
-    )
-    size_note: ClassVar[str | None] = "it has a position bias for each of 2L - 1 distances"
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> MegaAttention:
-        return MegaAttention(d_model, max_length=max_length, **asdict(self), device=device, dtype=dtype)
-
-
-@register("mega-chunk")
-@dataclass(frozen=True, kw_only=True)
-class MegaChunk(Mega):
-    """Mega with attention in independent chunks.
-
-    Args:
-        chunk_size: their length.
-    """
-
-    chunk_size: int = 128
-
-    summary: ClassVar[str] = "Mega with attention in chunks"
-    traits: ClassVar[Traits] = Traits(
-        decays=True,
-        special_init=True,
-        stable=True,
-        gated=True,
-        cost="L log L",
-        state="D·ema_size + chunk_size·(shared + expansion·D)",
-    )
-    size_note: ClassVar[str | None] = None
+def _bias_reference(layer: MegaAttention, i: int, keys: Tensor) -> Tensor:
+    """bias[j - i] of the keys j, (n,), that a query i sees."""
+    if layer.rotary:
+        a, b = layer.position_bias
+        return rotate(b.expand(len(keys), -1), start=int(keys[0])) @ rotate(a[None], start=i)[0]
+    return layer.position_bias[layer.max_distances - 1 + keys - i]

@@ -10,16 +10,18 @@ Here features are kept as logarithms, which need none of it: so the causal form 
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import MultiHead, check_step
-from longlens.ops.linear_attention import causal_step, in_float32, kernel_attention, scaled_features
+from longlens.mixers.registry import Traits, register
+from longlens.ops.linear_attention import causal_step, kernel_attention, scaled_features
+from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.options import Size
 
 
 def orthogonal_rows(count: int, width: int) -> Tensor:
@@ -31,9 +33,10 @@ def orthogonal_rows(count: int, width: int) -> Tensor:
     return directions.mT.flatten(0, 1)[:count] * lengths.unsqueeze(1)
 
 
-@in_float32
+@no_autocast
 def log_features(x: Tensor, rows: Tensor, kernel: str = "softmax") -> Tensor:
-    """log φ(x): (..., d) and W (F, d) -> (..., F)."""
+    """log φ(x), in float32 at least: (..., d) and W (F, d) -> (..., F)."""
+    x = at_least_float32(x)
     flat, scale = x.reshape(-1, x.shape[-1]), x.shape[-1] ** -0.25
     rows = rows.to(x.dtype) * scale
     if kernel == "relu":
@@ -41,6 +44,23 @@ def log_features(x: Tensor, rows: Tensor, kernel: str = "softmax") -> Tensor:
     else:
         log = torch.addmm(flat.square().sum(-1, keepdim=True), flat, rows.mT, beta=-(scale**2) / 2)
     return log.view(*x.shape[:-1], len(rows))
+
+
+def performer_attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, kernel: str = "softmax", *, is_causal: bool = False
+) -> Tensor:
+    """The formula, with the weights w (B, H, L, L) in full: three of (B, H, L, d) and W (F, d) -> (B, H, L, d)."""
+
+    def features(x: Tensor) -> Tensor:
+        x = x / x.shape[-1] ** 0.25
+        if kernel == "relu":
+            return (x @ rows.mT).relu() + 1e-3
+        return torch.exp(x @ rows.mT - x.square().sum(dim=-1, keepdim=True) / 2)
+
+    weights = features(query) @ features(key).mT
+    if is_causal:
+        weights = weights.tril()
+    return weights @ value / weights.sum(dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -53,28 +73,35 @@ class PerformerState:
     seen: int
 
 
+@register(
+    "performer",
+    summary="attention by random features",
+    traits=Traits(stable=True, cost="L", state="features·(D + heads)"),
+)
 class PerformerAttention(MultiHead):
-    """Multi-head attention with random features. (B, L, D) -> (B, L, D).
+    """Multi-head attention with positive orthogonal random features. (B, L, D) -> (B, L, D).
+
+    The defaults are those of the paper and of the package performer-pytorch; the arena's own code has kernel=relu.
 
     Args:
-        d_model: D, a multiple of ``heads``.
-        heads: H.
-        features: F, the rows of W; by default d·ln d for heads of width d.
-        kernel: ``"softmax"``, or ``"relu"`` with φ(x) = relu(W x') + 10⁻³.
-        bidirectional: attend to both sides.
-        bias: of the two projections.
-        rotary: turn queries and keys by their positions (Su et al. 2021).
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        features: Number of random features F of each head; by default d·ln d for heads of width d.
+        kernel: Kernel of the features: softmax, or relu with φ(x) = relu(W x') + 10⁻³.
+        bidirectional: See both sides.
+        bias: Biases in the projections.
+        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
     rows: Tensor
 
     def __init__(
         self,
-        d_model: int,
-        heads: int,
+        d_model: Size,
+        heads: Size = 8,
         *,
-        features: int | None = None,
-        kernel: str = "softmax",
+        features: Size | None = None,
+        kernel: Literal["softmax", "relu"] = "softmax",
         bidirectional: bool = True,
         bias: bool = True,
         rotary: bool = False,
@@ -82,13 +109,10 @@ class PerformerAttention(MultiHead):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
-        if features is not None and features < 1:
-            raise ValueError(f"features must be at least 1, or None, got {features}")
-        if kernel not in ("softmax", "relu"):
-            raise ValueError(f"kernel must be softmax or relu, got {kernel!r}")
         width = d_model // heads
         self.features = max(int(width * math.log(width)), 1) if features is None else features
-        self.kernel_name, self.bidirectional = kernel, bidirectional
+        self.kernel_name = kernel
+        self.bidirectional = bidirectional
         self.register_buffer("rows", torch.empty(self.features, width, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -117,38 +141,3 @@ class PerformerAttention(MultiHead):
         sums, after = causal_step(query, key, value, scale, before)
         attended = (sums[..., :-1] / sums[..., -1:]).to(x.dtype)
         return self._merge(attended.unsqueeze(2)).squeeze(1), PerformerState(*after, seen + 1)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.d_model}, heads={self.heads}, features={self.features}, kernel={self.kernel_name!r}, "
-            f"bidirectional={self.bidirectional}, rotary={self.rotary}"
-        )
-
-
-@register("performer")
-@dataclass(frozen=True, kw_only=True)
-class Performer(Config):
-    """Attention with positive orthogonal random features. The defaults are those of the paper and of the package
-    performer-pytorch; the arena's own code has kernel=relu.
-
-    Args:
-        heads: number of heads.
-        features: random features of each head; by default d·ln d for heads of width d.
-        kernel: softmax, or relu, whose features are relu(W x) + 10⁻³.
-        bidirectional: attend to both sides.
-        bias: of the two projections.
-        rotary: turn queries and keys by their positions.
-    """
-
-    heads: int = 8
-    features: int | None = None
-    kernel: Literal["softmax", "relu"] = "softmax"
-    bidirectional: bool = True
-    bias: bool = True
-    rotary: bool = False
-
-    summary: ClassVar[str] = "attention by random features"
-    traits: ClassVar[Traits] = Traits(stable=True, cost="L", state="features·(D + heads)")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> PerformerAttention:
-        return PerformerAttention(d_model, device=device, dtype=dtype, **asdict(self))

@@ -8,15 +8,16 @@ one before it. Z (D, 1) is the norm of the kernel at initialization, and stays w
 """
 
 import math
-from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import MAX_LENGTH, Config, Traits, register
+from longlens.errors import BadInput
 from longlens.mixers.common import Convolution
+from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.options import Positive, Size
 
 
 def multiscale_kernel(weights: Tensor, decay: Tensor, length: int) -> Tensor:
@@ -31,49 +32,67 @@ def multiscale_kernel(weights: Tensor, decay: Tensor, length: int) -> Tensor:
                 part = F.interpolate(part.unsqueeze(0), scale_factor=2 ** (scale - 1), mode="linear").squeeze(0)
             parts.append(part)
             end = width << scale
-    return F.pad(torch.cat(parts, dim=-1), (0, length - end))  # which cuts what is too much
+    return F.pad(torch.cat(parts, dim=-1), (0, length - end))  # a negative pad crops
 
 
+def multiscale_kernel_reference(weights: Tensor, decay: Tensor, length: int) -> Tensor:
+    """The same tap by tap: which sub-kernel it belongs to, and which two of its weights it lies between."""
+    scales, channels, size = weights.shape
+    kernel = weights.new_zeros(channels, length)
+    for tap in range(min(length, size * 2 ** (scales - 1))):
+        scale = 0 if tap < size else (tap // size).bit_length()
+        start, stretch = (0, 1) if scale == 0 else (size * 2 ** (scale - 1), 2 ** (scale - 1))
+        place = min(max((tap - start + 0.5) / stretch - 0.5, 0.0), size - 1.0)
+        left = int(place)
+        right, rest = min(left + 1, size - 1), place - left
+        kernel[:, tap] = ((1 - rest) * weights[scale, :, left] + rest * weights[scale, :, right]) * decay**-scale
+    return kernel
+
+
+@register(
+    "sgconv",
+    summary="long convolution, coarser and weaker with distance",
+    # Table 10 calls it recurrent, though it is trained as a convolution like the others.
+    traits=Traits(decays=True, regularized=True, special_init=True, recurrent=True, cost="L log L"),
+)
 class SGConv(Convolution):
-    """A convolution with sub-kernels of growing length.
+    """A long convolution with sub-kernels of growing length. (B, L, D) -> (B, L, D).
+
+    Defaults as in the authors' recipes for ListOps, Text, Retrieval and Pathfinder, except ``kernel_dim``, which is 1,
+    2, 1 and 32 there: 16 keeps a layer of width 64 about as large as attention.
 
     Args:
-        d_model: D.
-        kernel_dim: d, the weights of a sub-kernel.
-        decay_min: α of the first channel.
-        decay_max: α of the last one; those between are evenly spaced.
-        max_length: so far the kernel reaches at least; it has 1 + ⌈log₂(max_length / d)⌉ sub-kernels.
-        bidirectional: see both sides.
-        output: ``"glu"`` or ``"linear"``.
+        d_model: Width D.
+        kernel_dim: Weights d of a sub-kernel.
+        decay_min: Factor α by which a sub-kernel is weaker than the one before it, in the first channel.
+        decay_max: Factor α of the last channel; those between are evenly spaced.
+        bidirectional: See both sides, with a second kernel for later inputs.
+        output: Output projection: glu or linear.
+        max_length: Minimum reach of the kernel, which has 1 + ⌈log₂(max_length / d)⌉ sub-kernels and is 0 after them.
     """
 
-    special_parameters: ClassVar[tuple[str, ...]] = ("weight",)
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("weight",)
     norm: Tensor
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        kernel_dim: int = 16,
-        decay_min: float = 2.0,
-        decay_max: float = 2.0,
-        max_length: int = MAX_LENGTH,
+        kernel_dim: Size = 16,
+        decay_min: Positive = 2.0,
+        decay_max: Positive = 2.0,
         bidirectional: bool = True,
-        output: str = "glu",
+        output: Literal["glu", "linear"] = "glu",
+        max_length: Size = MAX_LENGTH,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
-        if kernel_dim < 1:
-            raise ValueError(f"kernel_dim must be at least 1, got {kernel_dim}")
-        if not 0 < decay_min <= decay_max < math.inf:
-            raise ValueError(
-                f"decay_min and decay_max must be finite numbers above 0, and decay_max at least decay_min, "
-                f"got {decay_min} and {decay_max}"
-            )
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
-        self.kernel_dim, self.decay_min, self.decay_max = kernel_dim, decay_min, decay_max
+        if decay_min > decay_max:
+            raise BadInput(f"decay_min must be at most decay_max, got {decay_min} and {decay_max}")
+        self.kernel_dim = kernel_dim
+        self.decay_min = decay_min
+        self.decay_max = decay_max
         scales = 1 + math.ceil(math.log2(max(max_length / kernel_dim, 1)))
         self.weight = nn.Parameter(torch.empty(scales, self.kernels, kernel_dim, device=device, dtype=dtype))
         self.register_buffer("norm", torch.empty(self.kernels, 1, device=device, dtype=dtype))
@@ -95,39 +114,3 @@ class SGConv(Convolution):
         weight = self.weight / self.norm
         decay = torch.linspace(self.decay_min, self.decay_max, self.d_model, device=weight.device, dtype=weight.dtype)
         return multiscale_kernel(weight, decay.repeat(self.kernels // self.d_model), length)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, kernel_dim={self.kernel_dim}, reach={self.reach}"
-
-
-@register("sgconv")
-@dataclass(frozen=True, kw_only=True)
-class SGConvConfig(Config):
-    """A long convolution with sub-kernels of growing length.
-
-    Defaults as in the authors' recipes for ListOps, Text, Retrieval and Pathfinder, except kernel_dim, which is 1, 2, 1
-    and 32 there: 16 keeps a layer of width 64 about as large as attention. The kernel reaches max_length, rounded up to
-    the end of a sub-kernel; what is further away has no weight.
-
-    Args:
-        kernel_dim: weights of a sub-kernel.
-        decay_min: by how much a sub-kernel is weaker than the one before it, in the first channel.
-        decay_max: the same in the last channel.
-        bidirectional: see both sides.
-        output: the last part, glu or linear.
-    """
-
-    kernel_dim: int = 16
-    decay_min: float = 2.0
-    decay_max: float = 2.0
-    bidirectional: bool = True
-    output: Literal["glu", "linear"] = "glu"
-
-    summary: ClassVar[str] = "long convolution, coarser and weaker with distance"
-    # Table 10 calls it recurrent, though it is trained as a convolution like the others.
-    traits: ClassVar[Traits] = Traits(
-        decays=True, regularized=True, special_init=True, recurrent=True, cost="L log L"
-    )  # fmt: skip
-
-    def build(self, d_model, *, max_length=MAX_LENGTH, device=None, dtype=None) -> SGConv:
-        return SGConv(d_model, max_length=max_length, device=device, dtype=dtype, **asdict(self))

@@ -12,33 +12,44 @@ sequences of any length.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, Traits, register
 from longlens.mixers.common import check_inputs, hide_padding
+from longlens.mixers.registry import Traits, register
 from longlens.ops.long_conv import long_conv
+from longlens.ops.precision import no_autocast, working_dtype
+from longlens.options import Count, Positive, Ratio, Size
 
 
+@no_autocast  # bfloat16 could not count to 257
 def toeplitz_kernel(encoder: Callable[[Tensor], Tensor], decay: float, distances: Tensor) -> Tensor:
-    """The coefficients t_n = decay^|n|·encoder(n) of the distances n, (length,): (E, length).
+    """The coefficients t_n = decay^|n|·encoder(n), (E, length), of the distances n, (length,).
 
-    encoder: from distances (length, 1) to (length, E). In bfloat16 it could not count to 257, so that autocast is off.
+    Args:
+        encoder: Function from distances (length, 1) to (length, E).
+        decay: Factor λ.
+        distances: (length,).
     """
     distances = distances.unsqueeze(1)
-    with torch.autocast(distances.device.type, enabled=False):
-        return (decay ** distances.abs() * encoder(distances)).T
+    return (decay ** distances.abs() * encoder(distances)).T
 
 
 class PositionEncoder(nn.Module):
     """RPE: distances (length, 1) -> (length, E), in the precision of the distances."""
 
-    def __init__(self, channels: int, *, width: int, layers: int, device=None, dtype=None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        *,
+        width: int,
+        layers: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         sizes = [1, *[width] * (layers + 1), channels]
         self.layers = nn.ModuleList(
@@ -57,41 +68,45 @@ class PositionEncoder(nn.Module):
         return hidden
 
 
+@register(
+    "tnn",
+    summary="gated Toeplitz matrices",
+    # Table 10 has no gate for it, though its unit has one (u above).
+    traits=Traits(decays=True, cost="L log L"),
+)
 class GatedToeplitz(nn.Module):
-    """A gated Toeplitz matrix for each channel, (B, L, D) -> (B, L, D).
+    """A gated Toeplitz matrix for each channel. (B, L, D) -> (B, L, D).
+
+    Sizes as in the official code for ListOps and Text of the Long Range Arena, where decay was chosen for each task;
+    here it is that of the language models.
 
     Args:
-        d_model: D.
-        expansion: E / D, the inner width.
-        decay: λ, by which a coefficient shrinks with each step of distance. 1 turns decay off.
-        rpe_layers: inner layers of the position encoder.
-        rpe_width: their width.
-        bidirectional: see both sides.
-        bias: of the three projections.
+        d_model: Width D.
+        expansion: Inner width E, as a multiple of the width; up to 3 in the paper.
+        decay: Factor λ by which a weight shrinks with each step of distance; 1 turns decay off.
+        rpe_layers: Number of inner layers of the position encoder, which makes weights of distances.
+        rpe_width: Width of the inner layers of the position encoder.
+        bidirectional: See both sides.
+        bias: Biases in the projections.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: Size,
         *,
-        expansion: float = 1.0,
-        decay: float = 0.99,
-        rpe_layers: int = 3,
-        rpe_width: int = 32,
+        expansion: Positive = 1.0,
+        decay: Ratio = 0.99,
+        rpe_layers: Count = 3,
+        rpe_width: Size = 32,
         bidirectional: bool = True,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size, least in (("d_model", d_model, 1), ("rpe_layers", rpe_layers, 0), ("rpe_width", rpe_width, 1)):
-            if size < least:
-                raise ValueError(f"{name} must be at least {least}, got {size}")
-        if not 0 < expansion < float("inf"):
-            raise ValueError(f"expansion must be a number above 0, got {expansion}")
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must be above 0 and at most 1, got {decay}")
-        self.d_model, self.decay, self.bidirectional = d_model, decay, bidirectional
+        self.d_model = d_model
+        self.decay = decay
+        self.bidirectional = bidirectional
         inner = max(1, round(expansion * d_model))
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(inner, d_model, bias=bias, device=device, dtype=dtype)
@@ -106,9 +121,9 @@ class GatedToeplitz(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """(E, length): the weights of the inputs 0, 1, … steps back; for both sides (2E, length), of which the last E
-        are the weights of the inputs 1, 2, … steps ahead."""
+        are the weights of the inputs 1, 2, … steps later."""
         weight = self.out_proj.weight
-        steps = torch.arange(length, device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))
+        steps = torch.arange(length, device=weight.device, dtype=working_dtype(weight.dtype))
         if not self.bidirectional:
             return toeplitz_kernel(self.encoder, self.decay, steps)
         both = toeplitz_kernel(self.encoder, self.decay, torch.cat([steps, -1 - steps]))
@@ -121,35 +136,24 @@ class GatedToeplitz(nn.Module):
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
         return self.out_proj(gate * long_conv(hide_padding(value, mask), *kernels))
 
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, decay={self.decay}, bidirectional={self.bidirectional}"
+
+def coefficient_reference(layer: GatedToeplitz, distance: int) -> Tensor:
+    """t_n, (E,), of one distance, by the formula above."""
+    first, bias, *others = layer.encoder.parameters()
+    hidden = first[:, 0] * distance + bias
+    for weight, bias in zip(others[::2], others[1::2], strict=True):
+        hidden = weight @ torch.relu(hidden / hidden.square().mean().sqrt()) + bias
+    return layer.decay ** abs(distance) * hidden
 
 
-@register("tnn")
-@dataclass(frozen=True, kw_only=True)
-class TNN(Config):
-    """Toeplitz neural network. Sizes as in the official code for ListOps and Text of the Long Range Arena, where decay
-    was chosen for each task; its default is that of the language models.
-
-    Args:
-        expansion: inner width, as a multiple of the width; up to 3 in the paper.
-        decay: by which a weight shrinks with each step of distance.
-        rpe_layers: inner layers of the network that makes weights of distances.
-        rpe_width: their width.
-        bidirectional: see both sides.
-        bias: of the projections.
-    """
-
-    expansion: float = 1.0
-    decay: float = 0.99
-    rpe_layers: int = 3
-    rpe_width: int = 32
-    bidirectional: bool = True
-    bias: bool = True
-
-    summary: ClassVar[str] = "gated Toeplitz matrices"
-    # Table 10 has no gate for it, though its unit has one (u above).
-    traits: ClassVar[Traits] = Traits(decays=True, cost="L log L")
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None) -> GatedToeplitz:
-        return GatedToeplitz(d_model, **asdict(self), device=device, dtype=dtype)
+def tnn_reference(layer: GatedToeplitz, x: Tensor) -> Tensor:
+    """y of one sequence (L, D), with the matrices T[i, j] = t_{i - j}, (L, L, E), in full."""
+    length = len(x)
+    t = torch.stack([coefficient_reference(layer, n) for n in range(1 - length, length)])  # (2L - 1, E)
+    place = torch.arange(length, device=x.device)
+    distance = place[:, None] - place
+    matrix = t[distance + length - 1]
+    if not layer.bidirectional:
+        matrix = matrix.masked_fill((distance < 0).unsqueeze(-1), 0.0)
+    gate, value = F.silu(layer.in_proj(x)).chunk(2, dim=-1)
+    return layer.out_proj(gate * torch.einsum("ije,je->ie", matrix, value))

@@ -1,8 +1,9 @@
-"""A block: a mixer over the sequence, then a feedforward part over the channels, each with norm and residual."""
+"""A block: a mixer over the sequence, then a feedforward sub-layer over the channels, each with norm and residual."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longlens.errors import BadInput
 from longlens.models.config import ModelConfig
 from longlens.models.norm import BatchNorm, LayerNorm
 
@@ -30,12 +31,13 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """x + f(norm(x)), or norm(x + f(x)) without prenorm, for f the mixer and then the feedforward part."""
+    """x + f(norm(x)) with pre-norm, norm(x + f(x)) otherwise, for f the mixer and then the feedforward sub-layer."""
 
     def __init__(self, config: ModelConfig, mixer: nn.Module):
         super().__init__()
         self.prenorm = config.prenorm
-        self.mixer, self.mixer_norm = mixer, make_norm(config)
+        self.mixer = mixer
+        self.mixer_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         self.ffn = self.ffn_norm = None
         if config.ffn != "none":
@@ -44,11 +46,22 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.prenorm:
-            x = x + self.dropout(self.mixer(self.mixer_norm(x, mask), mask=mask))
+            x = x + self.dropout(self.mix(self.mixer_norm(x, mask), mask))
             if self.ffn is not None and self.ffn_norm is not None:
                 x = x + self.dropout(self.ffn(self.ffn_norm(x, mask)))
             return x
-        x = self.mixer_norm(x + self.dropout(self.mixer(x, mask=mask)), mask)
+        x = self.mixer_norm(x + self.dropout(self.mix(x, mask)), mask)
         if self.ffn is not None and self.ffn_norm is not None:
             x = self.ffn_norm(x + self.dropout(self.ffn(x)), mask)
         return x
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, L, D) -> (B, L, D). A mixer that returns something else would fail later, or be broadcast."""
+        y = self.mixer(x, mask=mask)
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+            raise BadInput(
+                f"{type(self.mixer).__name__}.forward(x, *, mask=None) must accept x of shape (batch, length, width) "
+                f"and return a tensor of the same shape, {tuple(x.shape)}, got {got}"
+            )
+        return y

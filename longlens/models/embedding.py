@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from longlens.errors import BadInput
 from longlens.tasks.base import Spec
 
 
@@ -25,7 +26,9 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: Spec, width: int, positions: str, tied: bool = False):
         super().__init__()
-        self.width, self.positions, self.max_length = width, positions, spec.max_length
+        self.width = width
+        self.positions = positions
+        self.max_length = spec.max_length
         self.scale = math.sqrt(width) if tied else 1.0
         self.values = nn.Embedding(spec.size, width) if spec.inputs == "tokens" else nn.Linear(spec.size, width)
         self.learned = nn.Embedding(spec.max_length, width) if positions == "learned" else None
@@ -44,9 +47,9 @@ class Embedding(nn.Module):
             x = x + self.waves[:length].to(x.dtype)
         elif self.learned is not None:
             if length > self.max_length:
-                raise ValueError(
-                    f"a sequence of {length} tokens is longer than the {self.max_length} learned positions: "
-                    "cut it, or choose sinusoidal positions"
+                raise BadInput(
+                    f"a sequence must have at most {self.max_length} tokens, as there are learned positions, "
+                    f"got {length}: cut it, or choose sinusoidal positions"
                 )
             x = x + self.learned.weight[:length]
         return x

@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longlens.data.datasets import IGNORE
+from longlens.ops.precision import at_least_float32
 from longlens.tasks.base import Spec
-from longlens.tasks.datasets import IGNORE
 
 
 def pool(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
@@ -57,7 +58,8 @@ class Regress(nn.Module):
 
     def __init__(self, spec: Spec, width: int, pooling: str):
         super().__init__()
-        self.pooling, self.positions = pooling, spec.positions
+        self.pooling = pooling
+        self.positions = spec.positions
         self.linear = nn.Linear(width, 1)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -84,7 +86,7 @@ class Language(nn.Module):
 
 def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor) -> Tensor:
     """The sum of the losses of all targets: divided by ``batch.total``, it is the loss of a step."""
-    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    outputs = at_least_float32(outputs)
     if spec.head == "regress":  # a sample counts once, however many numbers it has
         return (outputs - targets).square().unsqueeze(-1).flatten(1).mean(dim=1).sum()
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")

@@ -1,20 +1,20 @@
 """The model of a task: embedding, blocks around a mixer, head."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config as MixerConfig
-from longlens.mixers.base import mixer_class, mixer_config
+from longlens.errors import BadInput
+from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
 from longlens.models.block import Block, make_norm
-from longlens.models.config import ModelConfig, check_fit
+from longlens.models.config import ModelConfig
 from longlens.models.embedding import Embedding
 from longlens.models.heads import Classify, Language, Match, Regress
-from longlens.naming import nearest
-from longlens.options import option_names
-from longlens.tasks.base import Spec, Task, create_task
+from longlens.models.probe import ROUNDING, change_by_future, claims_causal
+from longlens.options import nearest, options_of
+from longlens.tasks.base import Head, Spec, Task, create_task
 
 
 class Model(nn.Module):
@@ -23,15 +23,16 @@ class Model(nn.Module):
     classify and match: (B, classes), pairs come as (B, 2, L); regress: (B, M) or (B,); language: (B, L, vocabulary).
     """
 
-    def __init__(self, spec: Spec, mixer: MixerConfig, config: ModelConfig):
+    def __init__(self, spec: Spec, mixer: Mixer, config: ModelConfig):
         super().__init__()
-        mixer = check_fit(spec.head, mixer, config)
-        self.spec, self.config, self.mixer_config = spec, config, mixer
+        self.spec = spec
+        self.config = config
+        self.mixer = check_fit(spec.head, mixer, config)
         tied = spec.head == "language" and config.tied
         self.embedding = Embedding(spec, config.width, config.positions, tied)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config, mixer.build(config.width, max_length=spec.max_length)) for _ in range(config.depth)
+            Block(config, self.mixer.build(config.width, max_length=spec.max_length)) for _ in range(config.depth)
         )
         self.norm = make_norm(config) if config.prenorm else None
         if spec.head == "language":
@@ -52,9 +53,66 @@ class Model(nn.Module):
         return self.head(x, mask)
 
 
+def check_fit(head: Head, mixer: Mixer, config: ModelConfig) -> Mixer:
+    """Refuse what cannot go together, with the reason; return the mixer with the options that the model decides."""
+    if config.positions == "rotary":
+        if "rotary" not in mixer.options:
+            raise BadInput(
+                f"positions must be none, sinusoidal or learned for mixer {mixer.name!r}, which takes no rotary ones, "
+                "got rotary"
+            )
+        mixer = replace(mixer, options={**mixer.options, "rotary": True})
+    if head == "language":
+        if not is_causal(mixer, config.width):
+            raise BadInput(
+                f"a language task needs a causal mixer, and {mixer.name!r} is not: {_way_out(mixer, config)}"
+            )
+        if config.norm == "batch":
+            raise BadInput("norm must be layer for a language task, got batch, which mixes positions")
+    return mixer
+
+
+def is_causal(mixer: Mixer, width: int) -> bool:
+    """Whether the layer of a mixer sees the past only, as it says itself."""
+    return claims_causal(_build_without_memory(mixer, width))
+
+
+def _way_out(mixer: Mixer, config: ModelConfig) -> str:
+    """The options that would make a mixer causal."""
+    changes = {"bidirectional": False, "side": "past"}
+    changes = {name: value for name, value in changes.items() if mixer.options.get(name, value) != value}
+    causal = replace(mixer, options={**mixer.options, **changes})
+    if changes and is_causal(causal, config.width):
+        return "choose " + " and ".join(f"{name}={value!r}" for name, value in changes.items())
+    return "it cannot be, so choose another one"
+
+
+def check_mixer_builds(task: Task, mixer: Mixer, config: ModelConfig) -> None:
+    """Refuse a layer that cannot be, before anything runs."""
+    _build_without_memory(check_fit(task.head, mixer, config), config.width)
+
+
+def refuse_foresight(model: Model) -> None:
+    """Refuse a language model whose layer is not one of this package and sees later tokens, whatever it says itself."""
+    if model.spec.head != "language" or model.mixer.preset.module.startswith("longlens."):
+        return
+    length = max(2, min(32, model.spec.max_length))
+    change = change_by_future(model.blocks[0].mixer, model.config.width, length)  # pyright: ignore[reportArgumentType]
+    if not change <= ROUNDING:
+        raise BadInput(
+            f"a language task needs a causal mixer, and {model.mixer.name!r} is not: its outputs change by "
+            f"{change:.2g} of their size when later inputs do"
+        )
+
+
+def _build_without_memory(mixer: Mixer, width: int) -> nn.Module:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return mixer.build(width)
+
+
 def create_model(
     task: str | Task | Spec,
-    mixer: str | MixerConfig = "las",
+    mixer: str | Mixer = "las",
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -62,29 +120,25 @@ def create_model(
 ) -> Model:
     """A model for a task: ``create_model("listops", "las", depth=6, width=256, heads=8, window=5)``.
 
-    ``options`` are those of ``longlens.models.config.ModelConfig`` and of the mixer, by name.
+    ``options`` are those of ``longlens.models.config.ModelConfig`` and of the mixer, by name; where both have one, as
+    dropout, it is the model's, and ``**{"mixer.dropout": 0.1}`` the mixer's.
     """
     task = create_task(task) if isinstance(task, str) else task
     spec = task.spec if isinstance(task, Task) else task
-    ours = {name: options.pop(name) for name in list(options) if name in ModelConfig.model_fields}
+    ours = {name: options.pop(name) for name in list(options) if name in options_of(ModelConfig)}
+    options = {name.removeprefix("mixer."): value for name, value in options.items()}
     if isinstance(mixer, str):
-        known = option_names(mixer_class(mixer))
+        known = find_mixer(mixer).options
         for name in options:
             if name not in known:
-                raise ValueError(
+                raise BadInput(
                     f"neither the model nor mixer {mixer!r} has an option {name!r}; "
-                    + nearest(name, [*ModelConfig.model_fields, *known])
+                    + nearest(name, [*options_of(ModelConfig), *known])
                 )
-        mixer = mixer_config(mixer, **options)
+        mixer = choose_mixer(mixer, **options)
     elif options:
-        raise ValueError(f"the mixer has its options already, so {', '.join(options)} cannot be given beside it")
-    try:
-        config = ModelConfig(**ours)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, value, reason = first["loc"][0], first["input"], first["msg"].lower()
-        raise ValueError(f"{name} is {value!r}, which is not possible: {reason}") from None
-    return Model(spec, mixer, config).to(device=device, dtype=dtype)
+        raise BadInput(f"the mixer has its options already, so {', '.join(options)} cannot be given beside it")
+    return Model(spec, mixer, ModelConfig.make(ours, "the model")).to(device=device, dtype=dtype)
 
 
 def count_parameters(model: nn.Module) -> int:

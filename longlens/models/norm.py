@@ -5,6 +5,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longlens.ops.precision import at_least_float32
+
 
 class LayerNorm(nn.LayerNorm):
     """(B, L, D) -> (B, L, D), each token by itself."""
@@ -33,7 +35,8 @@ class BatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.eps, self.momentum = eps, momentum
+        self.eps = eps
+        self.momentum = momentum
         self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
         self.register_buffer("running_mean", torch.zeros(width, device=device, dtype=dtype))
@@ -50,12 +53,13 @@ class BatchNorm(nn.Module):
             flat = x.flatten(0, 1)
             args = self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
             return F.batch_norm(flat, *args).view_as(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = at_least_float32(x)
         tokens = torch.ones(x.shape[:2], device=x.device, dtype=wide.dtype) if mask is None else mask.to(wide.dtype)
         tokens = tokens.unsqueeze(-1)  # (B, L, 1)
-        total = _sum_over_processes(tokens.sum())
+        sums = _sum_over_processes(torch.cat([tokens.sum().view(1), (wide * tokens).sum((0, 1))]))  # (1 + D,)
+        total = sums[0].detach()
         count = total.clamp(min=1)
-        mean = _sum_over_processes((wide * tokens).sum((0, 1))) / count
+        mean = sums[1:] / count
         var = _sum_over_processes(((wide - mean).square() * tokens).sum((0, 1))) / count
         var = var + (total == 0)  # of no tokens: 1, as 0 would enlarge padding from norm to norm, up to infinity
         with torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longlens.ops.checks import AttentionOptions
 from longlens.ops.las import las_attention
-from longlens.ops.smoothing import Smoothing, smooth_values_reference
+from longlens.ops.smoothing import Side, Smoothing, smooth_values_reference
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -42,10 +42,11 @@ def alibi_attention(
     """Causal attention with linear biases.
 
     Args:
-        query: (B, H, Lq, d). With Lq < Lk the queries are the last Lq positions, as with a cache of keys.
-        key, value: (B, H, Lk, ·).
-        slopes: one m for each head.
-        options: those of ``las_attention``, of which ``smoothing``, ``side`` and ``chunk_size`` mean the same here.
+        query: Queries, (B, H, Lq, d). With Lq < Lk they are the last Lq positions, as with a cache of keys.
+        key: Keys, (B, H, Lk, d).
+        value: Values, (B, H, Lk, dv).
+        slopes: Slope m of each head.
+        options: Options of ``las_attention``, except that attention is causal and has no decay.
 
     Returns:
         (B, H, Lq, dv).
@@ -53,7 +54,7 @@ def alibi_attention(
     if len(slopes) != query.shape[1]:
         raise ValueError(f"slopes must be one number for each of the {query.shape[1]} heads, got {len(slopes)}")
     if not options.get("is_causal", True) or options.get("decay") is not None:
-        raise ValueError("ALiBi is causal and has no decay: is_causal must be True and decay None")
+        raise ValueError("is_causal must be True and decay None: ALiBi is causal and has no decay")
     scale = options.get("scale")
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
     position = torch.arange(key.shape[-2], device=query.device)
@@ -105,7 +106,7 @@ def alibi_attention_reference(
     slopes: tuple[float, ...],
     *,
     smoothing: Smoothing | None = None,
-    side: str = "past",
+    side: Side = "past",
     chunk_size: int | None = None,
 ) -> Tensor:
     """The same by its formula, with the biases (H, L, L) in full, for as many queries as keys."""

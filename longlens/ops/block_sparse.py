@@ -23,11 +23,21 @@ def block_sparse_attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Three of (B, H, L, d) -> (B, H, L, d), in O(L·K·block_size).
+    """Attention between blocks, in O(L·K·block_size).
 
-    pattern: (H or 1, blocks, K), the key blocks of each query block; the rows of global blocks do not matter.
-    is_causal: attend to no later token.
-    mask: (B, L), True for tokens, False for padding, which no token then sees.
+    Args:
+        query: Queries, (B, H, L, d).
+        key: Keys, (B, H, L, d).
+        value: Values, (B, H, L, d).
+        pattern: Key blocks of each query block, (H or 1, blocks, K); the rows of global blocks do not matter.
+        block_size: Length of a block; the last may be shorter.
+        global_blocks: Number of blocks at the start that attend to all.
+        is_causal: Attend to no later token.
+        mask: (B, L), True for tokens, False for padding, which no token then sees.
+        dropout_p: Dropout of the weights.
+
+    Returns:
+        (B, H, L, d).
     """
     length = query.shape[2]
     blocks = -(-length // block_size)

@@ -1,24 +1,27 @@
-"""The checks of attention arguments: each error names the argument, what was given, and what is allowed."""
+"""The arguments of attention and their checks: each error names the argument, what was given, and what is allowed."""
 
 import math
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
-from longlens.ops.smoothing import Smoothing, check_side, smoothing_kernel
+from longlens.ops.smoothing import Side, Smoothing, check_side, smoothing_kernel
 
-BACKENDS = ("auto", "sdpa", "linear", "reference")
+Backend = Literal["auto", "sdpa", "linear", "reference"]
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+AXES = "the axes are (batch, heads, length, width)"  # the hint for (batch, length, heads, width)
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The keyword arguments that ``las_attention`` and its reference share."""
+    """The keyword arguments that ``las_attention`` and its reference share, for functions that pass them on."""
 
     decay: Tensor | Sequence[float] | None
     smoothing: Smoothing | None
-    side: str
+    side: Side
     chunk_size: int | None
     is_causal: bool
     attn_mask: Tensor | None
@@ -27,118 +30,126 @@ class AttentionOptions(TypedDict, total=False):
     enable_gqa: bool
 
 
-def check_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    decay: Tensor | Sequence[float] | None = None,
-    smoothing: Smoothing | None = None,
-    side: str = "past",
-    chunk_size: int | None = None,
-    is_causal: bool = True,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    enable_gqa: bool = False,
-) -> None:
-    """Raise a ValueError or TypeError for arguments that ``las_attention`` does not take."""
-    _check_tensors(query, key, value)
-    _check_shapes(query, key, value, enable_gqa)
-    positions_matter = is_causal or decay is not None or chunk_size is not None
-    if positions_matter and query.shape[-2] > key.shape[-2]:
-        raise ValueError(
-            f"query has {query.shape[-2]} positions and key only {key.shape[-2]}; with is_causal, decay or chunk_size "
-            "the queries are the last positions of the keys, so there must be at least as many keys"
-        )
-    check_decay(decay, query.shape[1])
-    if smoothing is not None:
-        smoothing_kernel(smoothing, side)
-    check_side(side)
-    check_chunk_size(chunk_size)
-    if attn_mask is not None:
-        _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
-        _check_device("attn_mask", attn_mask, query)
-    if scale is not None:
-        check_number("scale", scale)
-        if not -math.inf < scale < math.inf:
-            raise ValueError(f"scale must be a finite number or None, got {scale!r}")
-    check_share("dropout_p", dropout_p)
+@dataclass(frozen=True, eq=False)
+class AttentionArguments:
+    """The same as one object: made once, where a call comes in, and passed on. ``las_attention`` describes them."""
+
+    decay: Tensor | Sequence[float] | None = None
+    smoothing: Smoothing | None = None
+    side: Side = "past"
+    chunk_size: int | None = None
+    is_causal: bool = True
+    attn_mask: Tensor | None = None
+    scale: float | None = None
+    dropout_p: float = 0.0
+    enable_gqa: bool = False
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise a ValueError or TypeError for what attention does not take."""
+        _check_tensors(query, key, value)
+        _check_shapes(query, key, value, self.enable_gqa)
+        positions_matter = self.is_causal or self.decay is not None or self.chunk_size is not None
+        if positions_matter and query.shape[-2] > key.shape[-2]:
+            raise ValueError(
+                f"query has {query.shape[-2]} positions and key only {key.shape[-2]}; with is_causal, decay or "
+                "chunk_size the queries are the last positions of the keys, so there must be at least as many keys"
+            )
+        check_decay(self.decay, query.shape[1], query.shape[2])
+        if self.smoothing is not None:
+            smoothing_kernel(self.smoothing, self.side)
+        check_side(self.side)
+        _check_chunk_size(self.chunk_size)
+        if self.attn_mask is not None:
+            _check_mask(self.attn_mask, (*query.shape[:-1], key.shape[-2]))
+            _check_device("attn_mask", self.attn_mask, query)
+        if self.scale is not None:
+            _check_number("scale", self.scale)
+            if not -math.inf < self.scale < math.inf:
+                raise ValueError(f"scale must be a finite number or None, got {self.scale!r}")
+        check_probability("dropout_p", self.dropout_p)
+
+    def check_linear(self, query: Tensor, key: Tensor) -> None:
+        """Raise a ValueError for what the linear backend does not take."""
+        mask = self.attn_mask
+        reasons = {
+            "is_causal must be True": not self.is_causal,
+            "dropout_p must be 0": self.dropout_p > 0,
+            "query and key must have the same length": query.shape[-2] != key.shape[-2],
+            "attn_mask must be the same for all queries, (..., 1, keys)": mask is not None
+            and mask.ndim > 1
+            and mask.shape[-2] != 1,
+            "decay must be a sequence of floats under torch.compile": isinstance(self.decay, Tensor)
+            and torch.compiler.is_compiling(),
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise ValueError(f"{reason} for backend='linear'; use backend='auto' otherwise")
+
+    def score_scale(self, query: Tensor) -> float:
+        """The factor of the scores, 1/√d by default."""
+        return query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
-def check_linear(query: Tensor, key: Tensor, **options: Unpack[AttentionOptions]) -> None:
-    """What the linear backend does not take."""
-    attn_mask, decay = options.get("attn_mask"), options.get("decay")
-    reasons = {
-        "is_causal must be True": not options.get("is_causal", True),
-        "dropout_p must be 0": options.get("dropout_p", 0.0) > 0,
-        "query and key must have the same length": query.shape[-2] != key.shape[-2],
-        "attn_mask must be the same for all queries, (..., 1, keys)": attn_mask is not None
-        and attn_mask.ndim > 1
-        and attn_mask.shape[-2] != 1,
-        "decay must be a sequence of floats under torch.compile": isinstance(decay, Tensor)
-        and torch.compiler.is_compiling(),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ValueError(f"{reason} for backend='linear'; use backend='auto' otherwise")
+def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int, length: int | None = None) -> None:
+    """Rates must be one finite number of at least 0 for each head. (A traced tensor has no values to look at.)
 
-
-def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int) -> None:
-    """Rates must be one finite number of at least 0 for each head. (A traced tensor has no values to look at.)"""
+    Args:
+        decay: Rates, (H,).
+        num_heads: Number of heads H.
+        length: Number of queries. As many rates as queries are a sign of swapped axes.
+    """
     if decay is None:
         return
     if isinstance(decay, Tensor):
         if decay.dtype not in DTYPES:
             raise TypeError(f"decay must be a floating-point tensor of rates, got {decay.dtype}")
-        if decay.shape != (num_heads,):
-            raise ValueError(
-                f"decay must have one rate for each of the {num_heads} query heads, got shape {tuple(decay.shape)}"
-            )
-        if torch.compiler.is_compiling():
-            return
-        rates = decay.tolist()
+        count, given = decay.shape, f"shape {tuple(decay.shape)}"
     else:
         if isinstance(decay, (str, int, float)) or not isinstance(decay, Sequence):
             raise TypeError(f"decay must be a tensor or a sequence of rates, one for each head, got {decay!r}")
-        rates = decay
-        if len(rates) != num_heads:
-            raise ValueError(f"decay must have one rate for each of the {num_heads} query heads, got {len(rates)}")
-    for head, rate in enumerate(rates):
-        check_number(f"decay of head {head}", rate)
+        count, given = (len(decay),), str(len(decay))
+    if count != (num_heads,):
+        hint = f"; {AXES}" if count == (length,) else ""
+        raise ValueError(f"decay must have one rate for each of the {num_heads} query heads, got {given}{hint}")
+    if isinstance(decay, Tensor):
+        if torch.compiler.is_compiling():
+            return
+        decay = decay.tolist()
+    for head, rate in enumerate(decay):
+        _check_number(f"decay of head {head}", rate)
         if not 0 <= rate < math.inf:
             raise ValueError(f"decay must have finite rates of at least 0, got {rate} for head {head}")
 
 
-def check_number(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def check_share(name: str, value: float) -> None:
-    check_number(name, value)
+def check_probability(name: str, value: float) -> None:
+    _check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
 
 
-def check_chunk_size(chunk_size: int | None) -> None:
-    if chunk_size is None:
-        return
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-        raise TypeError(f"chunk_size must be an integer or None, got {chunk_size!r}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
-
-
 def check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
 
 
 def full_mask(attn_mask: Tensor, key_length: int) -> Tensor:
     """A mask as (B or 1, H or 1, Lq or 1, Lk)."""
     mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
     return mask.expand(-1, -1, -1, key_length)
+
+
+def _check_number(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def _check_chunk_size(chunk_size: int | None) -> None:
+    if chunk_size is None:
+        return
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+        raise TypeError(f"chunk_size must be an integer or None, got {chunk_size!r}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -178,10 +189,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
                 f"query must have a multiple of the {key_heads} heads of key with enable_gqa, got {query_heads}"
             )
     elif query_heads != key_heads:
-        raise ValueError(
-            f"query and key must have the same number of heads, got {query_heads} and {key_heads}; "
-            "for grouped keys pass enable_gqa=True"
-        )
+        hint = AXES if query_heads < key_heads else "for grouped keys pass enable_gqa=True"
+        raise ValueError(f"query and key must have the same number of heads, got {query_heads} and {key_heads}; {hint}")
 
 
 def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:

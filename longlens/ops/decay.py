@@ -1,28 +1,40 @@
 """The decay of scores with distance: the rates of the heads, and the weights that fold them into queries and keys."""
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-SCHEDULES = ("exp-uniform", "literal")
+from longlens.ops.precision import widest_dtype, working_dtype
+
+Schedule = Literal["exp-uniform", "literal"]
+
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def decay_rates(
     num_heads: int,
     max_rate: float,
-    schedule: str = "exp-uniform",
+    schedule: Schedule = "exp-uniform",
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The decay rate of each head, shape (H,). The first is 0: a head of plain attention (Section 4.1 of the paper).
 
-    The paper's text on the spacing contradicts itself, so both readings are offered, with B = ``max_rate``:
+    The paper's text on the spacing contradicts itself, so both readings are offered:
 
     * ``"exp-uniform"``: exp(-a) is evenly spaced from 1 to exp(-B), so the rates run from 0 to B.
     * ``"literal"``: exp(-a_c) = B·c / (H - 1), as printed. For B = 0.001 and 8 heads the rates are 6.9 to 8.9, which
       makes every score but a token's own almost 0: seven of the eight heads become plain averages.
+
+    Args:
+        num_heads: Number of heads H.
+        max_rate: Rate B of the last head.
+        schedule: Spacing of the rates.
+        device: Device of the result.
+        dtype: Floating-point type of the result.
 
     >>> decay_rates(4, 0.3)
     tensor([0.0000, 0.0904, 0.1897, 0.3000])
@@ -56,17 +68,12 @@ def max_exponent(dtype: torch.dtype) -> float:
     return 0.25 * math.log(torch.finfo(dtype).max)
 
 
-def exact_dtype(device: torch.device) -> torch.dtype:
-    """The type in which weights are computed: float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def decay_weights(rates: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(a_h · x_l), shape (H, L, 1), for rates a (H,) and signed distances x (L,).
 
     Computed in float64, because an error in a·x is a *relative* error of the weight, and a·x may be large. Returned in
     float32, or float64 for float64 inputs; low-precision queries are multiplied in float32 and rounded once.
     """
-    exact = exact_dtype(rates.device)
-    weights = torch.exp(rates.to(exact)[:, None] * exponents.to(exact))
-    return weights.unsqueeze(-1).to(torch.promote_types(dtype, torch.float32))
+    widest = widest_dtype(rates.device)
+    weights = torch.exp(rates.to(widest)[:, None] * exponents.to(widest))
+    return weights.unsqueeze(-1).to(working_dtype(dtype))

@@ -1,24 +1,37 @@
 """Kernels that are sums of exponentials, as those of all diagonal state spaces, and the recurrence that they are:
 
-k[l] = Re Σ_n w_n·exp(λ_n·l)      x_t = exp(λ) ⊙ x_{t-1} + u_t,   y_t = Re Σ_n w_n·x_t[n]
+    k[l] = Re Σ_n w_n·exp(λ_n·l)      x_t = exp(λ) ⊙ x_{t-1} + u_t,   y_t = Re Σ_n w_n·x_t[n]
+
+Shapes: D channels, N modes n, and G groups of rates. Channel c has the rates of group c mod G, so that G is D for rates
+of its own, and 1 for the same in all channels. A group has C = D/G channels.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from longlens.ops.precision import at_least_float32, no_autocast, working_dtype
+
 
 def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
-    """The kernels (D, length) of weights w (D, N) and rates λ (G, N), real or complex. Channel c has the rates c mod G,
-    so G is D for rates of its own, and 1 for the same in all channels.
+    """The kernels k, in float32 at least.
 
-    With l = p·T + q it is a product of matrices, (D/G·P, N) by (N, T), for each of the G: far fewer exponentials than
-    N·L for each channel, and no tensor of size D·N·L. Half precision is computed in float32.
+    With l = p·T + q it is a product of matrices, (C·P, N) by (N, T), in each group: far fewer exponentials than N·L for
+    each channel, and no tensor of size D·N·L.
+
+    Args:
+        weights: Weights w, (D, N), real or complex.
+        rates: Rates λ, (G, N), real or complex.
+        length: Length of the kernels.
+
+    Returns:
+        (D, length), real.
     """
     _check(weights, rates, length)
-    dtype = torch.promote_types(torch.promote_types(weights.dtype, rates.dtype), torch.float32)
+    dtype = working_dtype(torch.promote_types(weights.dtype, rates.dtype))
     weights, rates = weights.to(dtype), rates.to(dtype)
     if length == 0:
         return weights.real[:, :0]
@@ -33,22 +46,25 @@ def sum_of_exponentials_reference(weights: Tensor, rates: Tensor, length: int) -
 
 
 def step_exponentials(weights: Tensor, rates: Tensor, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One step of the recurrence whose convolution kernels these are: inputs (B, D) and a state (B, D, N), None at the
-    start -> outputs (B, D) and the next state. The rates are those of each channel, (D, N), or of all, (1, N). A state
-    is in float32 at the least, outputs are in the dtype of the inputs."""
-    inputs = exact(x).unsqueeze(-1)
+    """One step of the recurrence whose convolution kernels these are.
+
+    Args:
+        weights: Weights w, (D, N).
+        rates: Rates λ of each channel, (D, N), or of all, (1, N).
+        x: Inputs u, (B, D).
+        state: State x, (B, D, N), in float32 at least; None at the start.
+
+    Returns:
+        Outputs y, (B, D), in the dtype of the inputs, and the next state.
+    """
+    inputs = at_least_float32(x).unsqueeze(-1)
     state = inputs if state is None else torch.exp(rates) * state + inputs
     return (weights * state).real.sum(dim=-1).to(x.dtype), state
 
 
-def exact(x: Tensor) -> Tensor:
-    """In float32 at the least: half precision has no complex numbers, and too few digits for powers of a decay."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def as_complex(parameter: Tensor) -> Tensor:
-    """(..., 2), real and imaginary parts -> (...), complex numbers, exact as above."""
-    return torch.view_as_complex(exact(parameter).contiguous())
+    """(..., 2), real and imaginary parts -> (...), complex numbers of single precision at least."""
+    return torch.view_as_complex(at_least_float32(parameter).contiguous())
 
 
 def log_uniform_(log_dt: Tensor, dt_min: float, dt_max: float) -> Tensor:
@@ -59,49 +75,56 @@ def log_uniform_(log_dt: Tensor, dt_min: float, dt_max: float) -> Tensor:
 
 
 class _SumOfExponentials(torch.autograd.Function):
-    """Its gradients are sums over the same exponentials, so that only their tables are kept:
+    """(D, N) and (G, N) -> (D, L), in P blocks of T steps: exp(λ·l) = exp(λ·T·p)·exp(λ·q), coarse times fine. The
+    gradients for g = ∂k are sums over the same exponentials, so that only these two tables are kept:
 
     ∂w_n* = Σ_l g[l]·exp(λ_n·l),   ∂λ_n* = w_n·Σ_l l·g[l]·exp(λ_n·l)
     """
 
     @staticmethod
-    def forward(ctx, weights: Tensor, rates: Tensor, length: int) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, rates: Tensor, length: int) -> Tensor:
         groups, modes = rates.shape
-        weights = weights.reshape(-1, groups, modes).transpose(0, 1).contiguous()  # (G, D/G, N)
-        shared = weights.shape[1]
-        block = min(1 << round(math.log2(length * shared) / 2), 1 << (length - 1).bit_length())
-        fine = _powers(rates, 1, block)  # (G, T, N)
-        coarse = _powers(rates, block, -(-length // block))  # (G, P, N)
-        left = (weights.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (G, D/G·P, N)
-        kernels = _matmul(_parts(left.conj_physical()), _parts(fine).mT)
+        weights = weights.reshape(-1, groups, modes).transpose(0, 1).contiguous()  # (G, C, N)
+        channels = weights.shape[1]
+        # The product costs least when its two factors are of about the same size, C·P = T.
+        steps = min(1 << round(math.log2(length * channels) / 2), 1 << (length - 1).bit_length())
+        fine = _powers(rates, 1, steps)  # (G, T, N)
+        coarse = _powers(rates, steps, -(-length // steps))  # (G, P, N)
+        weighted = (weights.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (G, C·P, N)
+        kernels = _matmul(_parts(weighted.conj_physical()), _parts(fine).mT)  # (G, C·P, T)
         ctx.save_for_backward(weights, fine, coarse)
         ctx.length = length
-        return kernels.reshape(groups, shared, -1)[..., :length].transpose(0, 1).reshape(-1, length)
+        return kernels.reshape(groups, channels, -1)[..., :length].transpose(0, 1).reshape(-1, length)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        weights, fine, coarse = ctx.saved_tensors
-        (groups, shared, modes), block, blocks = weights.shape, fine.shape[1], coarse.shape[1]
-        padded = grad.new_zeros(groups, shared, blocks * block)
-        padded[..., : ctx.length] = grad.reshape(shared, groups, ctx.length).transpose(0, 1)
-        rows, columns = padded.view(groups, shared * blocks, block), _parts(fine)
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        weights, fine, coarse = ctx.saved_tensors  # (G, C, N), (G, T, N), (G, P, N)
+        (groups, channels, modes), steps, blocks = weights.shape, fine.shape[1], coarse.shape[1]
+        padded = grad.new_zeros(groups, channels, blocks * steps)
+        padded[..., : ctx.length] = grad.reshape(channels, groups, ctx.length).transpose(0, 1)
+        padded, fine_parts = padded.view(groups, channels * blocks, steps), _parts(fine)
 
-        def sum_fine(rows: Tensor) -> Tensor:
-            return _from_parts(_matmul(rows, columns), fine).view(groups, shared, blocks, modes)
+        def sum_in_blocks(rows: Tensor) -> Tensor:
+            """Σ_q rows[q]·exp(λ·q) in each block: (G, C·P, T) -> (G, C, P, N)."""
+            return _from_parts(_matmul(rows, fine_parts), fine).view(groups, channels, blocks, modes)
 
-        plain, of_rates = sum_fine(rows), None
-        of_weights = (plain * coarse.unsqueeze(1)).sum(dim=2).conj_physical()
-        if ctx.needs_input_grad[1]:
-            steps = torch.arange(max(block, blocks), device=grad.device, dtype=grad.dtype)
-            moments = sum_fine(rows * steps[:block]) + block * steps[:blocks, None] * plain
-            of_rates = (weights * (moments * coarse.unsqueeze(1)).sum(dim=2)).sum(dim=1).conj_physical()
-        return of_weights.transpose(0, 1).reshape(-1, modes), of_rates, None
+        def sum_blocks(sums: Tensor) -> Tensor:
+            """Σ_p sums[p]·exp(λ·T·p): (G, C, P, N) -> (G, C, N)."""
+            return (sums * coarse.unsqueeze(1)).sum(dim=2)
+
+        sums, grad_rates = sum_in_blocks(padded), None  # of g
+        grad_weights = sum_blocks(sums).conj_physical()
+        if ctx.needs_input_grad[1]:  # of l·g, where l = T·p + q
+            count = torch.arange(max(steps, blocks), device=grad.device, dtype=grad.dtype)
+            moments = sum_in_blocks(padded * count[:steps]) + steps * count[:blocks, None] * sums
+            grad_rates = (weights * sum_blocks(moments)).sum(dim=1).conj_physical()  # (G, N)
+        return grad_weights.transpose(0, 1).reshape(-1, modes), grad_rates, None
 
 
 def _powers(rates: Tensor, step: int, count: int) -> Tensor:
     """exp(λ·step·k) for k < count, (G, count, N), as products of exp(λ·step·2^j): faster than as many exponentials, and
-    more exact than the exponential of a large angle that has been rounded."""
+    more accurate than the exponential of a large angle that has been rounded."""
     table = rates.new_empty(rates.shape[0], count, rates.shape[1])
     table[:, 0] = 1
     size = 1
@@ -127,10 +150,10 @@ def _from_parts(parts: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if like.is_complex() else parts
 
 
+@no_autocast
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    """In full precision under autocast too: the sums cancel."""
-    with torch.autocast(left.device.type, enabled=False):
-        return left @ right
+    """The sums cancel, so that they need their full precision under autocast, too."""
+    return left @ right
 
 
 def _check(weights: Tensor, rates: Tensor, length: int) -> None:

@@ -34,7 +34,7 @@ def dplr_legs(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     one that makes its P and B' real and positive.
     """
     if n < 2 or n % 2:
-        raise ValueError(f"n must be even and at least 2, for conjugate pairs, got {n}")
+        raise ValueError(f"n must be an even number of at least 2, for conjugate pairs, got {n}")
     a, b = hippo_legs(n)
     low_rank = b * 0.5**0.5
     skew = a + torch.outer(low_rank, low_rank) + 0.5 * torch.eye(n, dtype=a.dtype, device="cpu")

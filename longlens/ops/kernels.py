@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.ops.precision import at_least_float32
+
 aten = torch.ops.aten
 
 
@@ -123,18 +125,30 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale
     return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 
 
-def _math_forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float):
-    exact = torch.promote_types(query.dtype, torch.float32)
-    scores = _scores(query.to(exact), key.to(exact), mask, causal, scale)
+def _math_forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    dtype = query.dtype
+    query, key, value = (at_least_float32(x) for x in (query, key, value))
+    scores = _scores(query, key, mask, causal, scale)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-    return (weights @ value.to(exact)).to(query.dtype), lse
+    return (weights @ value).to(dtype), lse
 
 
-def _math_backward(grad, query, key, value, output, lse, mask, causal, scale):
+def _math_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = query.dtype
-    exact = torch.promote_types(dtype, torch.float32)
-    grad, query, key, value, output = (x.to(exact) for x in (grad, query, key, value, output))
+    grad, query, key, value, output = (at_least_float32(x) for x in (grad, query, key, value, output))
     weights = torch.exp(_scores(query, key, mask, causal, scale) - lse.unsqueeze(-1))
     grad_weights = grad @ value.mT - (grad * output).sum(-1, keepdim=True)
     grad_scores = weights * grad_weights * scale

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions, check_attention, check_backend, check_linear, full_mask
-from longlens.ops.decay import exact_dtype
+from longlens.ops.checks import AttentionArguments, Backend, check_backend, full_mask
 from longlens.ops.kernels import pad_heads
 from longlens.ops.linear import EXACT_REACH, REACH, block_width, linear_head
-from longlens.ops.reference import las_attention_reference
-from longlens.ops.smoothing import Smoothing, smooth_values
+from longlens.ops.precision import widest_dtype
+from longlens.ops.reference import attend_by_formula
+from longlens.ops.smoothing import Side, Smoothing, smooth_values
 from longlens.ops.union import Piece, fold, hide_keys, one_folding_fits, union_attention
 
 
@@ -35,14 +35,14 @@ def las_attention(
     *,
     decay: Tensor | Sequence[float] | None = None,
     smoothing: Smoothing | None = None,
-    side: str = "past",
+    side: Side = "past",
     chunk_size: int | None = None,
     is_causal: bool = True,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Local and Smooth attention; a drop-in for ``torch.nn.functional.scaled_dot_product_attention``.
 
@@ -50,70 +50,62 @@ def las_attention(
     S-attention, both are LaS, and with ``chunk_size=128`` LaS-chunk. Unlike torch's function it is causal by default.
 
     Args:
-        query: (B, H, Lq, d). With Lq < Lk the queries are the last Lq positions, as with a cache of keys.
-        key: (B, H, Lk, d).
-        value: (B, H, Lk, dv).
-        decay: (H,) rates >= 0, see ``decay_rates``; a score at distance n is multiplied by exp(-rate·n). A sequence of
+        query: Queries, (B, H, Lq, d): heads come before positions. With Lq < Lk they are the last Lq positions, as with
+            a cache of keys.
+        key: Keys, (B, H, Lk, d).
+        value: Values, (B, H, Lk, dv).
+        decay: Rates >= 0, (H,), see ``decay_rates``; a score at distance n is multiplied by exp(-rate·n). A sequence of
             floats is as good as a tensor, and saves a GPU from waiting for the values to be checked. One kernel call
             serves while rate·Lq is below about 44 (float32, bfloat16; 5.5 in float16); steeper rates take several.
-        smoothing: an odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a
-            key moves on to the keys before it, f[0] of it staying.
-        side: ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality. ``"centered"`` is
-            ordinary pooling: it shows each query (P - 1) / 2 steps of its future, so never use it for a language model.
-        chunk_size: cut the sequence into independent blocks of this length, the last of which may be shorter.
-        is_causal: attend to j <= i only. Without it the distance is |i - j|.
-        attn_mask: boolean, True = attend, broadcastable to (B, H, Lq, Lk); applied after the decay. A key that no query
+        smoothing: Odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a key
+            moves on to the keys before it, f[0] of it staying.
+        side: Side of the window. ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality.
+            ``"centered"`` is ordinary pooling: it shows each query (P - 1) / 2 steps of its future, so never use it for
+            a language model.
+        chunk_size: Length of independent chunks, the last of which may be shorter; None for the whole sequence.
+        is_causal: Attend to j <= i only. Without it the distance is |i - j|.
+        attn_mask: Boolean, True = attend, broadcastable to (B, H, Lq, Lk); applied after the decay. A key that no query
             may attend to is padding: its value does not enter the smoothing (among the queries given: with a cache,
             hide a key from one query only if it is hidden from all). Rows that may attend to nothing give 0.
-        scale: of the scores; 1/√d by default.
-        dropout_p: of the weights, before smoothing. As in torch's function it is always on: pass 0.0 for evaluation.
-            Where several kernel calls are joined (bidirectional decay, a cache, steep rates) it takes the formula.
-        enable_gqa: let key and value have fewer heads, each serving a group of H / Hkv query heads.
-        backend: ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``: O(L) for
-            each head that decays, causal only, with an error of about 1e-4 for scores of size 1 (``linear.py``);
-            ``"auto"``: sdpa, but for a single query the formula, which is then the fastest.
+        scale: Factor of the scores; 1/√d by default.
+        dropout_p: Dropout of the weights, before smoothing. As in torch's function it is always on: pass 0.0 for
+            evaluation. Where several kernel calls are joined (bidirectional decay, a cache, steep rates) it takes the
+            formula.
+        enable_gqa: Let key and value have fewer heads, each serving a group of H / Hkv query heads.
+        backend: Kernel. ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``:
+            causal only, with an error of about 1e-4 for scores of size 1 (``linear.py``), O(L) for each head whose
+            rate·L is above 9, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a
+            single query the formula, which is then the fastest.
 
     Returns:
         (B, H, Lq, dv).
     """
     check_backend(backend)
-    options: AttentionOptions = {
-        "decay": decay, "smoothing": smoothing, "side": side, "chunk_size": chunk_size, "is_causal": is_causal,
-        "attn_mask": attn_mask, "scale": scale, "dropout_p": dropout_p, "enable_gqa": enable_gqa,
-    }  # fmt: skip
+    given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
+    given.check(query, key, value)
     if backend == "reference":
-        return las_attention_reference(query, key, value, **options)
-    check_attention(query, key, value, **options)
+        return attend_by_formula(query, key, value, given)[0]
     if backend == "linear":
-        check_linear(query, key, **options)
+        given.check_linear(query, key)
     if enable_gqa and query.shape[1] != key.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     mask = None if attn_mask is None else full_mask(attn_mask, key.shape[-2])
-    settings = _Settings(
-        *_rates(decay, query.device),
-        smoothing,
-        side,
-        is_causal,
-        query.shape[-1] ** -0.5 if scale is None else scale,
-        dropout_p,
-        backend,
-        _compute_dtype(query),
-    )
+    rates, numbers = _rates(decay, query.device)
+    plan = _Plan(given, rates, numbers, given.score_scale(query), backend, _compute_dtype(query))
     if chunk_size is None or chunk_size >= key.shape[-2]:
-        return _attend(query, key, value, mask, settings)
-    return _attend_chunks(query, key, value, mask, chunk_size, settings)
+        return _attend(query, key, value, mask, plan)
+    return _attend_chunks(query, key, value, mask, chunk_size, plan)
 
 
-class _Settings(NamedTuple):
+class _Plan(NamedTuple):
+    """The arguments, and what follows from them and the inputs."""
+
+    given: AttentionArguments
     rates: Tensor | None  # (H,)
     numbers: tuple[float, ...] | None  # the rates; None: a traced tensor, whose values are not known yet
-    smoothing: Smoothing | None
-    side: str
-    is_causal: bool
     scale: float
-    dropout_p: float
-    backend: str
+    backend: Backend
     dtype: torch.dtype  # of the products: the inputs', or autocast's
 
 
@@ -128,7 +120,7 @@ def _rates(
         learned, decay = decay.requires_grad, decay.to(device)
     else:
         numbers, learned = tuple(decay), False
-        decay = torch.tensor(numbers, dtype=exact_dtype(device)).to(device)
+        decay = torch.tensor(numbers, dtype=widest_dtype(device)).to(device)
     return (decay, numbers) if learned or numbers is None or max(numbers, default=0.0) > 0 else (None, ())
 
 
@@ -140,48 +132,58 @@ def _compute_dtype(query: Tensor) -> torch.dtype:
     return query.dtype
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
     """Attention over one unbroken sequence: smooth the values, fold the decay, call the kernel."""
-    value = _smooth(value, mask, settings)
-    if (query.shape[-2] == 1 and settings.backend == "auto") or query.numel() == 0:
-        return _attend_by_formula(query, key, value, mask, settings)
-    piece = _single_piece(query.shape[-2], key.shape[-2], settings)
-    if piece is None and settings.dropout_p > 0:
-        return _attend_by_formula(query, key, value, mask, settings)
+    return _attend_smoothed(query, key, _smooth(value, mask, plan), mask, plan)
+
+
+def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
+    if (query.shape[-2] == 1 and plan.backend == "auto") or query.numel() == 0:
+        return _attend_by_formula(query, key, value, mask, plan)
+    piece = _single_piece(query.shape[-2], key.shape[-2], plan)
+    if piece is None and plan.given.dropout_p > 0:
+        return _attend_by_formula(query, key, value, mask, plan)
 
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
-    widths = [] if dense_mask is not None else _block_widths(query.shape[-2], key.shape[-2], settings)
+    widths = [] if dense_mask is not None else _block_widths(query.shape[-2], key.shape[-2], plan)
     if any(widths):
-        return _attend_in_blocks(query, key, value, key_mask, widths, settings)
+        return _attend_in_blocks(query, key, value, key_mask, widths, plan)
     if piece is not None:
-        return _attend_once(query, key, value, key_mask, dense_mask, piece, settings)
+        return _attend_once(query, key, value, key_mask, dense_mask, piece, plan)
     return union_attention(
-        query, key, value, settings.rates, is_causal=settings.is_causal, scale=settings.scale,
-        key_mask=key_mask, mask=dense_mask, dtype=settings.dtype,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        plan.rates,
+        is_causal=plan.given.is_causal,
+        scale=plan.scale,
+        key_mask=key_mask,
+        mask=dense_mask,
+        dtype=plan.dtype,
+    )
 
 
-def _smooth(value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
+def _smooth(value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
     """F v, where padded keys neither lend their values nor keep any."""
     absent = None if mask is None else ~mask.any(-2).unsqueeze(-1)  # (B or 1, H or 1, Lk, 1)
     if absent is not None:
         value = value.masked_fill(absent, 0.0)
-    if settings.smoothing is not None:
-        value = smooth_values(value, settings.smoothing, settings.side)
+    if plan.given.smoothing is not None:
+        value = smooth_values(value, plan.given.smoothing, plan.given.side)
         if absent is not None:
             value = value.masked_fill(absent, 0.0)
     return value
 
 
-def _single_piece(query_length: int, key_length: int, settings: _Settings) -> Piece | None:
+def _single_piece(query_length: int, key_length: int, plan: _Plan) -> Piece | None:
     """What to fold if one call of the kernel covers it all; None if it takes several, or if that is not known yet."""
-    if not settings.is_causal:
+    if not plan.given.is_causal:
         whole = Piece((0, query_length), (0, key_length), 0.0, causal=False, upper=False)
-        return whole if settings.rates is None else None
-    if settings.numbers is None or query_length != key_length:
+        return whole if plan.rates is None else None
+    if plan.numbers is None or query_length != key_length:
         return None
-    if not one_folding_fits(key_length, max(settings.numbers, default=0.0), settings.dtype):
+    if not one_folding_fits(key_length, max(plan.numbers, default=0.0), plan.dtype):
         return None
     return Piece((0, key_length), (0, key_length), (key_length - 1) / 2, causal=True, upper=False)
 
@@ -193,33 +195,34 @@ def _attend_once(
     key_mask: Tensor | None,
     dense_mask: Tensor | None,
     piece: Piece,
-    settings: _Settings,
+    plan: _Plan,
 ) -> Tensor:
     """One folding and one call of torch's attention: the usual case."""
-    width, scale, is_causal = value.shape[-1], settings.scale, piece.causal
+    width, scale, is_causal = value.shape[-1], plan.scale, piece.causal
     if key_mask is not None or scale <= 0:  # torch's kernel multiplies its mask of -inf by the scale, too
-        query, key = fold(query, key, settings.rates, piece, scale=scale, dtype=settings.dtype)
+        query, key = fold(query, key, plan.rates, piece, scale=scale, dtype=plan.dtype)
         scale = 1.0
     else:
-        query, key = fold(query, key, settings.rates, piece, dtype=settings.dtype)
+        query, key = fold(query, key, plan.rates, piece, dtype=plan.dtype)
     if key_mask is not None:
         query, key = hide_keys(query, key, key_mask)
     if dense_mask is not None and is_causal:
         triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         dense_mask, is_causal = dense_mask & triangle, False
-    query, key, value = pad_heads(query, key, value.to(settings.dtype))
+    query, key, value = pad_heads(query, key, value.to(plan.dtype))
     output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=dense_mask, dropout_p=settings.dropout_p, is_causal=is_causal, scale=scale
+        query, key, value, attn_mask=dense_mask, dropout_p=plan.given.dropout_p, is_causal=is_causal, scale=scale
     )
     return output[..., :width]
 
 
-def _block_widths(query_length: int, key_length: int, settings: _Settings) -> list[int | None]:
+def _block_widths(query_length: int, key_length: int, plan: _Plan) -> list[int | None]:
     """The width of the blocks for each head that is cheaper in blocks: exactly if it decays steeply, or linear."""
-    if settings.numbers is None or not settings.is_causal or query_length != key_length or settings.dropout_p > 0:
+    given = plan.given
+    if plan.numbers is None or not given.is_causal or query_length != key_length or given.dropout_p > 0:
         return []
-    reach = REACH if settings.backend == "linear" else EXACT_REACH
-    return [block_width(rate, key_length, reach) for rate in settings.numbers]
+    reach = REACH if plan.backend == "linear" else EXACT_REACH
+    return [block_width(rate, key_length, reach) for rate in plan.numbers]
 
 
 def _attend_in_blocks(
@@ -228,42 +231,50 @@ def _attend_in_blocks(
     value: Tensor,
     key_mask: Tensor | None,
     widths: list[int | None],
-    settings: _Settings,
+    plan: _Plan,
 ) -> Tensor:
     """Heads with a width go one by one through blocks of it, the others together."""
-    assert settings.rates is not None
-    assert settings.numbers is not None
+    assert plan.rates is not None
+    assert plan.numbers is not None
     if key_mask is not None:
         key_mask = key_mask.expand(query.shape[0], query.shape[1], 1, key.shape[-2])
     others = [head for head, width in enumerate(widths) if width is None]
     outputs: dict[int, Tensor] = {}
     if others:
-        numbers = tuple(settings.numbers[head] for head in others)
-        together = settings._replace(rates=settings.rates[others], numbers=numbers, smoothing=None, backend="sdpa")
+        numbers = tuple(plan.numbers[head] for head in others)
+        together = plan._replace(rates=plan.rates[others], numbers=numbers, backend="sdpa")
         mask = None if key_mask is None else key_mask[:, others]
-        attended = _attend(query[:, others], key[:, others], value[:, others], mask, together)
+        attended = _attend_smoothed(query[:, others], key[:, others], value[:, others], mask, together)
         outputs |= dict(zip(others, attended.split(1, dim=1), strict=True))
     for head, width in enumerate(widths):
         if width is not None:
             one = slice(head, head + 1)
             outputs[head] = linear_head(
-                query[:, one], key[:, one], value[:, one], settings.rates[one], width, scale=settings.scale,
-                key_mask=None if key_mask is None else key_mask[:, one], dtype=settings.dtype,
-            )  # fmt: skip
+                query[:, one],
+                key[:, one],
+                value[:, one],
+                plan.rates[one],
+                width,
+                scale=plan.scale,
+                key_mask=None if key_mask is None else key_mask[:, one],
+                dtype=plan.dtype,
+            )
     return torch.cat([outputs[head] for head in range(len(widths))], dim=1)
 
 
-def _attend_by_formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: _Settings) -> Tensor:
-    query, key, value = (x.to(settings.dtype) for x in (query, key, value))
-    return las_attention_reference(
-        query, key, value, decay=settings.rates, is_causal=settings.is_causal, attn_mask=mask, scale=settings.scale,
-        dropout_p=settings.dropout_p,
-    )  # fmt: skip
+def _attend_by_formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
+    query, key, value = (x.to(plan.dtype) for x in (query, key, value))
+    given = AttentionArguments(
+        decay=plan.rates,
+        is_causal=plan.given.is_causal,
+        attn_mask=mask,
+        scale=plan.scale,
+        dropout_p=plan.given.dropout_p,
+    )
+    return attend_by_formula(query, key, value, given)[0]
 
 
-def _attend_chunks(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, size: int, settings: _Settings
-) -> Tensor:
+def _attend_chunks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, size: int, plan: _Plan) -> Tensor:
     """Each chunk is a sequence of its own: full chunks go into the batch, a shorter last one runs alone."""
     query_length, missing = query.shape[-2], key.shape[-2] - query.shape[-2]
     if missing > 0:  # chunks before the first query are not needed; its own chunk may begin before it
@@ -271,7 +282,7 @@ def _attend_chunks(
         key, value = key[..., start:, :], value[..., start:, :]
         mask = mask if mask is None else mask[..., start:]
         if key.shape[-2] <= size:
-            return _attend(query, key, value, mask, settings)
+            return _attend(query, key, value, mask, plan)
         query = F.pad(query, (0, 0, lead, 0))
         if mask is not None and mask.shape[-2] > 1:
             mask = F.pad(mask, (0, 0, lead, 0))
@@ -282,13 +293,13 @@ def _attend_chunks(
         _split(key[..., :body, :], size),
         _split(value[..., :body, :], size),
         _split_mask(mask, query.shape[0], body, size),
-        settings,
+        plan,
     )
     outputs = outputs.unflatten(0, (query.shape[0], count)).transpose(2, 3).flatten(1, 2).transpose(1, 2)
     if body < key.shape[-2]:
         tail = mask if mask is None or mask.shape[-2] == 1 else mask[..., body:, :]
         tail = tail if tail is None else tail[..., body:]
-        last = _attend(query[..., body:, :], key[..., body:, :], value[..., body:, :], tail, settings)
+        last = _attend(query[..., body:, :], key[..., body:, :], value[..., body:, :], tail, plan)
         outputs = torch.cat([outputs, last], dim=-2)
     return outputs[..., -query_length:, :]
 

@@ -1,4 +1,4 @@
-"""LaS attention in linear time: exact near by, a running state for the far past.
+"""LaS attention in linear time: exact nearby, a running state for the far past.
 
 The decay shrinks far *scores* to 0, not far weights: with x_ij = exp(-a(i-j))·s_ij small, exp(x_ij) ≈ 1 + x_ij, so that
 the far keys of a query enter only through sums over them,
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.ops.decay import decay_weights
+from longlens.ops.precision import at_least_float32, working_dtype
 from longlens.ops.union import union_attention
 
 EXACT_REACH = 40.0  # exp(-80) = 2e-35
@@ -43,29 +44,40 @@ def linear_head(
     key_mask: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Causal LaS attention of one head, of values that are smoothed already, in blocks of ``width``.
+    """Causal LaS attention of one head, of values that are smoothed already, in blocks.
 
-    query, key and value (B, 1, L, ·), rate (1,), key_mask (B, 1, 1, L) boolean or None.
+    Args:
+        query: (B, 1, L, d).
+        key: (B, 1, L, d).
+        value: (B, 1, L, dv).
+        rate: Decay rate of the head, (1,).
+        width: Width W of the blocks.
+        scale: Factor of the scores.
+        key_mask: (B, 1, 1, L) boolean, True for keys that count; None for all.
+        dtype: Type of the products in the kernel.
+
+    Returns:
+        (B, 1, L, dv).
     """
     batch, _, length, _ = query.shape
-    exact = torch.promote_types(query.dtype, torch.float32)
+    working = working_dtype(query.dtype)
     present = (
-        torch.ones(batch, length, 1, dtype=exact, device=query.device)
+        torch.ones(batch, length, 1, dtype=working, device=query.device)
         if key_mask is None
-        else key_mask[:, 0].mT.to(exact)
+        else key_mask[:, 0].mT.to(working)
     )
     q, k, v, ones = (
-        _blocks(x.to(exact), width) for x in (query[:, 0], key[:, 0], value[:, 0], present)
+        _blocks(at_least_float32(x), width) for x in (query[:, 0], key[:, 0], value[:, 0], present)
     )  # (B, n, W, ·)
 
     # The far field: sums over all blocks but the query's own and the one before it.
     step = torch.arange(width, device=query.device)
     values = torch.cat([v * ones, ones], dim=-1)  # (B, n, W, dv + 1): numerator and denominator at once
     sums = _shift(values.sum(2), 2).cumsum(1)  # (B, n, dv + 1)
-    weighted = k * decay_weights(rate, step - width, exact)[0]  # relative to the end of a key's own block
+    weighted = k * decay_weights(rate, step - width, working)[0]  # relative to the end of a key's own block
     states = weighted.mT @ values  # (B, n, d, dv + 1)
-    states = torch.einsum("ij,bjde->bide", _retention(rate, k.shape[1], width, exact), states)
-    folded = q * decay_weights(rate, -step, exact)[0] * scale  # relative to the start of a query's own block
+    states = torch.einsum("ij,bjde->bide", _retention(rate, k.shape[1], width, working), states)
+    folded = q * decay_weights(rate, -step, working)[0] * scale  # relative to the start of a query's own block
     far = sums.unsqueeze(2) + folded @ states  # (B, n, W, dv + 1)
     count = sums[..., -1:].unsqueeze(2)
     total = far[..., -1:].clamp_min(1e-3 * count.clamp_min(1.0))  # positive, also for scores beyond the expansion
@@ -75,10 +87,17 @@ def linear_head(
     # The near field, exact: each block attends to the one before it and to itself, joined with the far field.
     pairs = [torch.cat([_shift(x, 1), x], dim=2).flatten(0, 1).unsqueeze(1) for x in (k, v, ones)]  # (B·n, 1, 2W, ·)
     attended = union_attention(
-        q.flatten(0, 1).unsqueeze(1), pairs[0], pairs[1], rate, is_causal=True, scale=scale,
-        key_mask=pairs[2].mT > 0, mask=None, dtype=dtype,
+        q.flatten(0, 1).unsqueeze(1),
+        pairs[0],
+        pairs[1],
+        rate,
+        is_causal=True,
+        scale=scale,
+        key_mask=pairs[2].mT > 0,
+        mask=None,
+        dtype=dtype,
         far=(output.flatten(0, 1).unsqueeze(1), lse.flatten(0, 1).unsqueeze(1)),
-    )  # fmt: skip
+    )
     return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
 
 

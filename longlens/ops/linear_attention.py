@@ -6,43 +6,31 @@
 as logarithms, so that no query or key is too large for it, and no stabilizer looks at what a query must not see.
 """
 
-import functools
-from collections.abc import Callable
-from typing import ParamSpec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.ops.precision import at_least_float32, no_autocast
 from longlens.ops.scan import linear_scan
 
 CHUNK = 64  # within a chunk all pairs, 64·L products; between chunks L / 64 states
 
-_Arguments = ParamSpec("_Arguments")
 
-
-def in_float32(function: Callable[_Arguments, Tensor]) -> Callable[_Arguments, Tensor]:
-    """For a function that sums over whole sequences: autocast is off, half precision becomes float32."""
-
-    @functools.wraps(function)
-    def exact(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Tensor:
-        device = next(x.device.type for x in args if isinstance(x, Tensor))
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return exact(*args, **kwargs)
-        half = (torch.float16, torch.bfloat16)
-        return function(*(x.float() if isinstance(x, Tensor) and x.dtype in half else x for x in args), **kwargs)  # pyright: ignore[reportCallIssue]
-
-    return exact
-
-
-@in_float32
+@no_autocast
 def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
-    """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, for query and key (..., L, F) and value (..., L, E) -> (..., L, E).
+    """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, in float32 at least.
 
-    log_scale: (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the largest scale so far,
-        Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. It takes no gradient.
+    Args:
+        query: (..., L, F).
+        key: (..., L, F).
+        value: (..., L, E).
+        log_scale: Logarithms c, (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the largest
+            scale so far, Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. They take no gradient.
+
+    Returns:
+        (..., L, E).
     """
+    query, key, value = (at_least_float32(x) for x in (query, key, value))
     length = query.shape[-2]
     if length == 0:
         return value.clone()
@@ -52,7 +40,7 @@ def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor 
     if log_scale is None:
         states = _before((k.mT @ v).cumsum(-3))  # (..., n, F, E): what all earlier chunks add up to
         return _join((pairs.tril() @ v).add_(q @ states), length)
-    within, leaving, arriving, kept = _weights(log_scale.detach(), chunk)
+    within, leaving, arriving, kept = _weights(at_least_float32(log_scale.detach()), chunk)
     sums = (k * leaving).mT @ v
     states = linear_scan(_flat(kept.expand_as(sums)), _flat(sums)).view_as(sums)
     return _join(((pairs * within) @ v).add_((q * arriving) @ _before(states)), length)
@@ -74,8 +62,18 @@ def causal_step(
     log_scale: Tensor | None = None,
     state: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One position of ``causal_product``: (..., F), (..., F), (..., E), (...) -> (..., E) and the next state, which is
-    the sum so far and its log scale, None at the start."""
+    """One position of ``causal_product``.
+
+    Args:
+        query: (..., F).
+        key: (..., F).
+        value: (..., E).
+        log_scale: (...).
+        state: Sum so far, (..., F, E), and its log scale, (...); None at the start.
+
+    Returns:
+        (..., E), and the next state.
+    """
     new = key.unsqueeze(-1) * value.unsqueeze(-2)
     scale = torch.zeros_like(key[..., 0]) if log_scale is None else log_scale
     if state is not None:
@@ -86,16 +84,24 @@ def causal_step(
     return (query.unsqueeze(-1) * new).sum(-2), (new, scale)
 
 
-@in_float32
+@no_autocast
 def kernel_attention(
     log_query: Tensor, log_key: Tensor, value: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
 ) -> Tensor:
-    """Attention whose weights, before they are divided by their sum, are w_ts = Σ_f exp(log_query_tf + log_key_sf).
+    """Attention whose weights, before they are divided by their sum, are w_ts = Σ_f exp(log_query_tf + log_key_sf), in
+    float32 at least.
 
-    log_query and log_key: (B, H, L, F), the logarithms of positive features.
-    value: (B, H, L, E).
-    mask: (B, L) boolean, True for the keys that count; if none counts, all do.
+    Args:
+        log_query: Logarithms of positive features, (B, H, L, F).
+        log_key: Logarithms of positive features, (B, H, L, F).
+        value: Values, (B, H, L, E).
+        mask: (B, L) boolean, True for the keys that count; if none counts, all do.
+        is_causal: Attend to s ≤ t only.
+
+    Returns:
+        (B, H, L, E).
     """
+    log_query, log_key, value = (at_least_float32(x) for x in (log_query, log_key, value))
     if value.shape[-2] == 0:
         return value.clone()
     log_key = _hide(log_key, mask)

@@ -1,43 +1,51 @@
 """Convolution with kernels as long as the sequence, by FFT: O(L log L).
 
-y_t = Σ_{j ≤ t} k[t - j]·x_j  (+ Σ_{j > t} ahead[j - t - 1]·x_j),   one kernel for each channel
+y_t = Σ_{j ≤ t} k[t - j]·x_j  (+ Σ_{j > t} later[j - t - 1]·x_j),   one kernel for each channel
 """
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from longlens.ops.precision import at_least_float32
 
-def long_conv(x: Tensor, kernel: Tensor, ahead: Tensor | None = None) -> Tensor:
-    """Convolve each channel of ``x`` (B, L, D) with its kernel (D, K): ``kernel[:, n]`` weighs the input n steps back.
 
-    ahead: (D, K), for both sides: ``ahead[:, n]`` weighs the input n + 1 steps ahead.
+def long_conv(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:
+    """Convolve each channel with its kernel, which may be shorter or longer than the sequence. Half precision is
+    computed in float32.
 
-    A kernel may be shorter or longer than the sequence. Half precision is computed in float32.
+    Args:
+        x: Inputs, (B, L, D).
+        kernel: Kernels, (D, K): ``kernel[:, n]`` weighs the input n steps back.
+        later: Kernels of later inputs, (D, K), for both sides: ``later[:, n]`` weighs the input n + 1 steps later.
+
+    Returns:
+        (B, L, D).
     """
-    _check(x, kernel, ahead)
+    _check(x, kernel, later)
     length, channels, dtype = x.shape[1], x.shape[2], x.dtype
     if length == 0 or x.numel() == 0:
         return x.clone()
-    if dtype in (torch.float16, torch.bfloat16):
-        x = x.float()
+    x = at_least_float32(x)
     size = fast_size(2 * length)
     kernel = kernel[:, :length].to(x.dtype)
-    if ahead is not None:
-        ahead = ahead[:, : length - 1].to(x.dtype)
-        middle = x.new_zeros(channels, size - kernel.shape[1] - ahead.shape[1])
-        kernel = torch.cat([kernel, middle, ahead.flip(1)], dim=1)
+    if later is not None:
+        later = later[:, : length - 1].to(x.dtype)
+        middle = x.new_zeros(channels, size - kernel.shape[1] - later.shape[1])
+        kernel = torch.cat([kernel, middle, later.flip(1)], dim=1)
     return _CircularConvolution.apply(x.transpose(1, 2), kernel, size).transpose(1, 2).to(dtype)
 
 
-def long_conv_reference(x: Tensor, kernel: Tensor, ahead: Tensor | None = None) -> Tensor:
+def long_conv_reference(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:
     """The same by its definition, with an L×L matrix for each channel."""
     length = x.shape[1]
-    padded = [None if k is None else torch.nn.functional.pad(k, (0, length))[:, :length] for k in (kernel, ahead)]
     lag = torch.arange(length, device=x.device)[:, None] - torch.arange(length, device=x.device)
-    matrix = torch.where(lag >= 0, padded[0][:, lag.clamp(min=0)], 0)  # pyright: ignore[reportOptionalSubscript]
-    if padded[1] is not None:
-        matrix = matrix + torch.where(lag < 0, padded[1][:, (-lag - 1).clamp(min=0)], 0)
+    matrix = torch.where(lag >= 0, F.pad(kernel, (0, length))[:, lag.clamp(min=0)], 0)  # (D, L, L)
+    if later is not None:
+        matrix = matrix + torch.where(lag < 0, F.pad(later, (0, length))[:, (-lag - 1).clamp(min=0)], 0)
     return torch.einsum("dij,bjd->bid", matrix, x)
 
 
@@ -59,7 +67,7 @@ class _CircularConvolution(torch.autograd.Function):
     in half of its time: fewer copies, and no gradient of the parts that are cut off."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, kernel: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, size: int) -> Tensor:
         inputs, weights = torch.fft.rfft(x, n=size), torch.fft.rfft(kernel, n=size)
         ctx.save_for_backward(inputs, weights)
         ctx.lengths = x.shape[-1], kernel.shape[-1], size
@@ -67,21 +75,21 @@ class _CircularConvolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs, weights = ctx.saved_tensors
         length, taps, size = ctx.lengths
-        grad = torch.fft.rfft(grad, n=size)
-        of_x = of_kernel = None
+        spectrum = torch.fft.rfft(grad, n=size)
+        grad_x = grad_kernel = None
         if ctx.needs_input_grad[0]:
-            of_x = torch.fft.irfft(grad * weights.conj(), n=size)[..., :length]
+            grad_x = torch.fft.irfft(spectrum * weights.conj(), n=size)[..., :length]
         if ctx.needs_input_grad[1]:
-            of_kernel = torch.fft.irfft((grad * inputs.conj()).sum(0), n=size)[..., :taps]
-        return of_x, of_kernel, None
+            grad_kernel = torch.fft.irfft((spectrum * inputs.conj()).sum(0), n=size)[..., :taps]
+        return grad_x, grad_kernel, None
 
 
-def _check(x: Tensor, kernel: Tensor, ahead: Tensor | None) -> None:
+def _check(x: Tensor, kernel: Tensor, later: Tensor | None) -> None:
     if x.ndim != 3:
         raise ValueError(f"x must have the shape (batch, length, channels), got {tuple(x.shape)}")
-    for name, taps in (("kernel", kernel), ("ahead", ahead)):
+    for name, taps in (("kernel", kernel), ("later", later)):
         if taps is not None and (taps.ndim != 2 or taps.shape[0] != x.shape[-1]):
             raise ValueError(f"{name} must have the shape ({x.shape[-1]}, length), got {tuple(taps.shape)}")

@@ -5,16 +5,17 @@ LaS_c(Q, K, V) = AP(softmax(exp(-α_c · D) ⊙ (Q Kᵀ / √d))) V
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Unpack, overload
+from typing import Literal, Unpack, get_args, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions, check_attention, full_mask
-from longlens.ops.smoothing import Smoothing, smoothing_kernel
+from longlens.ops.checks import AttentionArguments, AttentionOptions, full_mask
+from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.ops.smoothing import Side, Smoothing, smoothing_kernel
 
-POOLINGS = ("after-softmax", "re-masked", "renormalized", "before-softmax")
+Pooling = Literal["after-softmax", "re-masked", "renormalized", "before-softmax"]
 
 
 @overload
@@ -23,7 +24,7 @@ def las_attention_reference(
     key: Tensor,
     value: Tensor,
     *,
-    pooling: str = ...,
+    pooling: Pooling = ...,
     return_weights: Literal[False] = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
@@ -33,7 +34,7 @@ def las_attention_reference(
     key: Tensor,
     value: Tensor,
     *,
-    pooling: str = ...,
+    pooling: Pooling = ...,
     return_weights: Literal[True],
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
@@ -44,41 +45,42 @@ def las_attention_reference(
     *,
     decay: Tensor | Sequence[float] | None = None,
     smoothing: Smoothing | None = None,
-    side: str = "past",
+    side: Side = "past",
     chunk_size: int | None = None,
     is_causal: bool = True,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
-    pooling: str = "after-softmax",
+    pooling: Pooling = "after-softmax",
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``las_attention`` by its formula; the arguments are the same, and two more:
-
-    * ``pooling``: where the paper is silent. ``"after-softmax"`` is Eq. 4. ``"re-masked"`` sets to 0 what pooling has
-      moved to places that the mask forbids, ``"renormalized"`` also makes the rows sum to 1 again, and
-      ``"before-softmax"`` pools the scores instead of the weights.
-    * ``return_weights``: also return the weights (B, H, Lq, Lk) that multiply the values.
+    """``las_attention`` by its formula; the arguments are the same, and two more.
 
     Low precision is computed in float32 and rounded at the end.
-    """
-    options: AttentionOptions = {
-        "decay": decay, "smoothing": smoothing, "side": side, "chunk_size": chunk_size, "is_causal": is_causal,
-        "attn_mask": attn_mask, "scale": scale, "dropout_p": dropout_p, "enable_gqa": enable_gqa,
-    }  # fmt: skip
-    check_attention(query, key, value, **options)
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
 
-    kind, dtype = query.device.type, query.dtype
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
-            return las_attention_reference(  # pyright: ignore[reportCallIssue]
-                query, key, value, pooling=pooling, return_weights=return_weights, **options
-            )
-    query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
-    if enable_gqa:
+    Args:
+        pooling: Order of pooling and softmax, where the paper is silent. ``"after-softmax"`` is Eq. 4. ``"re-masked"``
+            sets to 0 what pooling has moved to places that the mask forbids, ``"renormalized"`` also makes the rows sum
+            to 1 again, and ``"before-softmax"`` pools the scores instead of the weights.
+        return_weights: Also return the weights (B, H, Lq, Lk) that multiply the values.
+    """
+    given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
+    given.check(query, key, value)
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    output, weights = attend_by_formula(query, key, value, given, pooling)
+    return (output, weights) if return_weights else output
+
+
+@no_autocast
+def attend_by_formula(
+    query: Tensor, key: Tensor, value: Tensor, given: AttentionArguments, pooling: Pooling = "after-softmax"
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, Lq, dv) and the weights (B, H, Lq, Lk), for arguments that have been checked."""
+    dtype = query.dtype
+    query, key, value = (at_least_float32(x) for x in (query, key, value))
+    if given.enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
 
@@ -87,44 +89,42 @@ def las_attention_reference(
     query_position = torch.arange(query.shape[-2], device=query.device) + key.shape[-2] - query.shape[-2]
     distance = query_position[:, None] - key_position[None, :]  # (Lq, Lk)
 
-    allowed = distance >= 0 if is_causal else torch.ones_like(distance, dtype=torch.bool)
-    if attn_mask is not None:
-        attn_mask = full_mask(attn_mask, key.shape[-2])
+    allowed = distance >= 0 if given.is_causal else torch.ones_like(distance, dtype=torch.bool)
+    mask = None if given.attn_mask is None else full_mask(given.attn_mask, key.shape[-2])
     same_chunk = None
-    if chunk_size is not None:
-        same_chunk = query_position[:, None] // chunk_size == key_position[None, :] // chunk_size
+    if given.chunk_size is not None:
+        same_chunk = query_position[:, None] // given.chunk_size == key_position[None, :] // given.chunk_size
         allowed = allowed & same_chunk
-        attn_mask = attn_mask if attn_mask is None else attn_mask & same_chunk
-    if attn_mask is not None:
-        allowed = allowed & attn_mask
+        mask = mask if mask is None else mask & same_chunk
+    if mask is not None:
+        allowed = allowed & mask
 
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, Lq, Lk)
-    if decay is not None:
-        rates = torch.as_tensor(decay, device=query.device, dtype=torch.float64)
+    scores = query @ key.mT * given.score_scale(query)  # (B, H, Lq, Lk)
+    if given.decay is not None:
+        rates = torch.as_tensor(given.decay, device=query.device, dtype=torch.float64)
         scores = scores * torch.exp(-rates[:, None, None] * distance.abs()).to(scores.dtype)
-    if smoothing is not None and pooling == "before-softmax":
-        scores = _pool(scores.masked_fill(~allowed, 0.0), smoothing, side)
+    if given.smoothing is not None and pooling == "before-softmax":
+        scores = _pool(scores.masked_fill(~allowed, 0.0), given.smoothing, given.side)
     weights = torch.softmax(scores.masked_fill(~allowed, -math.inf), dim=-1)
-    if attn_mask is not None:
+    if mask is not None:
         weights = weights.masked_fill(~allowed, 0.0)  # a row that may attend to nothing gives 0, not nan
-    if dropout_p > 0:
-        weights = torch.dropout(weights, dropout_p, train=True)
-    if smoothing is not None and pooling != "before-softmax":
-        weights = _pool(weights, smoothing, side)
+    if given.dropout_p > 0:
+        weights = torch.dropout(weights, given.dropout_p, train=True)
+    if given.smoothing is not None and pooling != "before-softmax":
+        weights = _pool(weights, given.smoothing, given.side)
         if same_chunk is not None:
             weights = weights.masked_fill(~same_chunk, 0.0)  # a chunk begins with zeros, as a sequence does
     if pooling in ("re-masked", "renormalized"):
         weights = weights.masked_fill(~allowed, 0.0)
     if pooling == "renormalized":
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-    if attn_mask is not None:  # a key that no query (of its chunk) may attend to is outside of the sequence: padding
-        weights = weights.masked_fill(~attn_mask.any(-2, keepdim=True), 0.0)
+    if mask is not None:  # a key that no query (of its chunk) may attend to is outside of the sequence: padding
+        weights = weights.masked_fill(~mask.any(-2, keepdim=True), 0.0)
 
-    output = (weights @ value).to(dtype)
-    return (output, weights) if return_weights else output
+    return (weights @ value).to(dtype), weights
 
 
-def _pool(rows: Tensor, smoothing: Smoothing, side: str) -> Tensor:
+def _pool(rows: Tensor, smoothing: Smoothing, side: Side) -> Tensor:
     """1-D pooling of each row, with zeros outside of it: pooled[j] = Σ_m f_m · row[j + m - offset]."""
     kernel = smoothing_kernel(smoothing, side)
     length, reach = rows.shape[-1], len(kernel) - 1

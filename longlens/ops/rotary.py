@@ -3,19 +3,28 @@
 import torch
 from torch import Tensor
 
+from longlens.ops.precision import at_least_float32, working_dtype
+
 
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
     """Turn each pair (x_i, x_{i + d/2}) of (..., L, d) by the angle position · base^(-2i/d).
 
-    The first position is ``start``. (R_m q)·(R_n k) depends on q, k and m - n.
+    (R_m q)·(R_n k) depends on q, k and m - n.
+
+    Args:
+        x: Queries or keys, (..., L, d) with an even d.
+        start: Position of the first of them.
+        base: Base of the angles.
+
+    Returns:
+        (..., L, d).
     """
     length, width = x.shape[-2:]
     if width % 2:
         raise ValueError(f"rotary positions turn pairs of channels, so the width must be even, got {width}")
-    # In float32 at least, as bfloat16 cannot count to 257.
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rates = base ** (-torch.arange(0, width, 2, device=x.device, dtype=wide) / width)  # (d/2,)
-    angles = torch.arange(start, start + length, device=x.device, dtype=wide)[:, None] * rates  # (L, d/2)
+    dtype = working_dtype(x.dtype)  # bfloat16 cannot count to 257
+    rates = base ** (-torch.arange(0, width, 2, device=x.device, dtype=dtype) / width)  # (d/2,)
+    angles = torch.arange(start, start + length, device=x.device, dtype=dtype)[:, None] * rates  # (L, d/2)
     cos, sin = angles.cos(), angles.sin()
-    first, second = x.to(wide).chunk(2, dim=-1)
+    first, second = at_least_float32(x).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,21 +1,29 @@
-"""Linear recurrences: h_t = a_t ⊙ h_{t-1} + b_t, real or complex, in O(L) and in parallel over blocks."""
+"""Linear recurrences: h_t = a_t ⊙ h_{t-1} + b_t, real or complex, in O(L) and in parallel over blocks.
+
+Shapes: B sequences of L steps and N independent numbers; P blocks of T steps.
+"""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_SHORT = 32  # so many steps are done one after the other
+_SHORT = 32  # up to this length the steps are done one after the other
 
 
 def linear_scan(decay: Tensor, inputs: Tensor, *, initial: Tensor | None = None, reverse: bool = False) -> Tensor:
-    """All states h (B, L, N) of h_t = decay_t ⊙ h_{t-1} + inputs_t.
+    """All states of h_t = decay_t ⊙ h_{t-1} + inputs_t.
 
-    decay: (N,), the same in every step, or (B, L, N).
-    inputs: (B, L, N).
-    initial: (B, N), the state before the first step; by default 0.
-    reverse: run from the last step to the first.
+    Args:
+        decay: Factors a, (N,), the same in every step, or (B, L, N).
+        inputs: Inputs b, (B, L, N).
+        initial: State before the first step, (B, N); by default 0.
+        reverse: Run from the last step to the first.
+
+    Returns:
+        (B, L, N).
     """
     _check(decay, inputs, initial)
     dtype = torch.promote_types(decay.dtype, inputs.dtype)
@@ -25,9 +33,8 @@ def linear_scan(decay: Tensor, inputs: Tensor, *, initial: Tensor | None = None,
     if initial is not None:
         first = inputs.shape[1] - 1 if reverse else 0
         start = (decay if decay.ndim == 1 else decay[:, first]) * initial
-        inputs = torch.cat(
-            [inputs[:, :first], (inputs[:, first] + start)[:, None], inputs[:, first + 1 :]], dim=1
-        )  # fmt: skip
+        changed = (inputs[:, first] + start)[:, None]
+        inputs = torch.cat([inputs[:, :first], changed, inputs[:, first + 1 :]], dim=1)
     return _Scan.apply(decay, inputs, reverse)
 
 
@@ -48,7 +55,7 @@ class _Scan(torch.autograd.Function):
     """The gradient of a scan is a scan in the other direction: only the states are kept for it."""
 
     @staticmethod
-    def forward(ctx, decay: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
+    def forward(ctx: Any, decay: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
         states = _scan(decay, inputs, reverse)
         ctx.save_for_backward(decay, states)
         ctx.reverse = reverse
@@ -56,24 +63,21 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         decay, states = ctx.saved_tensors
-        grad = grad.contiguous()
-        if decay.ndim == 1:
-            of_inputs = _scan(decay.conj(), grad, not ctx.reverse)
-        else:  # what reaches step t comes through the decay of the step after it
-            of_inputs = _scan(_shift(decay.conj(), not ctx.reverse), grad, not ctx.reverse)
-        of_decay = None
-        if ctx.needs_input_grad[0]:
-            if decay.ndim == 1:
-                now, before = (of_inputs[:, :-1], states[:, 1:]) if ctx.reverse else (of_inputs[:, 1:], states[:, :-1])
-                of_decay = torch.einsum("bln,bln->n", now, before.conj())
-            else:
-                of_decay = of_inputs * _shift(states, ctx.reverse).conj()
-        return of_decay, of_inputs if ctx.needs_input_grad[1] else None, None
+        grad, constant, backward = grad.contiguous(), decay.ndim == 1, not ctx.reverse
+        # What reaches step t comes through the decay of the step after it.
+        grad_inputs = _scan(decay.conj() if constant else _previous(decay.conj(), backward), grad, backward)
+        grad_decay = None
+        if ctx.needs_input_grad[0] and constant:
+            late, early = (slice(None, -1), slice(1, None)) if ctx.reverse else (slice(1, None), slice(None, -1))
+            grad_decay = torch.einsum("bln,bln->n", grad_inputs[:, late], states[:, early].conj())
+        elif ctx.needs_input_grad[0]:
+            grad_decay = grad_inputs * _previous(states, ctx.reverse).conj()
+        return grad_decay, grad_inputs if ctx.needs_input_grad[1] else None, None
 
 
-def _shift(x: Tensor, reverse: bool) -> Tensor:
+def _previous(x: Tensor, reverse: bool) -> Tensor:
     """The entry of the step before, in the direction of the scan; 0 for the first."""
     zero = torch.zeros_like(x[:, :1])
     return torch.cat([x[:, 1:], zero], dim=1) if reverse else torch.cat([zero, x[:, :-1]], dim=1)
@@ -83,38 +87,41 @@ def _scan(decay: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
     if reverse:
         decay = decay if decay.ndim == 1 else decay.flip(1)
         return _scan(decay, inputs.flip(1), False).flip(1)
-    batch, length, width = inputs.shape
+    length = inputs.shape[1]
     if length <= _SHORT:
-        return _steps(decay, inputs[:, None].clone())[:, 0]
-    # Blocks of about √L: all of them step by step, side by side; then what each block hands to the next, which is a
-    # scan again; then what reaches each step from before its block.
-    block = 1 << round(math.log2(length) / 2)
-    blocks = -(-length // block)
-    inside = inputs.new_zeros(batch, blocks * block, width)
-    inside[:, :length] = inputs
-    inside = inside.unflatten(1, (blocks, block))
+        return _step_through(decay, inputs[:, None].clone())[:, 0]
+    steps = 1 << round(math.log2(length) / 2)  # T, about √L
+
+    # All blocks step by step, side by side, as if each began with a state of 0.
+    states = _blocks(inputs, steps, fill=0.0)  # (B, P, T, N)
     if decay.ndim == 1:
-        states = _steps(decay, inside)
-        powers = _steps(decay, decay.expand(1, 1, block, width) * _first(decay, block))[0, 0]  # a, a², …
-        carry = _scan(powers[-1], states[:, :, -1].contiguous(), False)
+        states = _step_through(decay, states)
+        first = (torch.arange(steps, device=decay.device) == 0).to(decay.dtype)[:, None]
+        factors = _step_through(decay, decay * first[None, None])[0, 0]  # a, a², …, a^T: (T, N)
+        last = factors[-1]  # (N,)
     else:
-        padded = decay.new_ones(batch, blocks * block, width)
-        padded[:, :length] = decay
-        padded = padded.unflatten(1, (blocks, block))
-        states, powers = _steps(padded, inside), padded.cumprod(dim=2)
-        carry = _scan(powers[:, :, -1].contiguous(), states[:, :, -1].contiguous(), False)
-        powers = powers[:, 1:]
-    states[:, 1:].addcmul_(powers.expand_as(states[:, 1:]), carry[:, :-1, None])
+        decay = _blocks(decay, steps, fill=1.0)
+        states, factors = _step_through(decay, states), decay.cumprod(dim=2)  # a_1, a_1·a_2, … in each block
+        last, factors = factors[:, :, -1].contiguous(), factors[:, 1:]  # (B, P, N) and (B, P - 1, T, N)
+
+    # The states at the ends of the blocks, (B, P, N), which is a scan again; then what reaches each step from before
+    # its block.
+    ends = _scan(last, states[:, :, -1].contiguous(), False)
+    states[:, 1:].addcmul_(factors.expand_as(states[:, 1:]), ends[:, :-1, None])
     return states.flatten(1, 2)[:, :length]
 
 
-def _first(decay: Tensor, block: int) -> Tensor:
-    """1 for the first step, 0 for the others."""
-    return (torch.arange(block, device=decay.device) == 0).to(decay.dtype)[:, None]
+def _blocks(x: Tensor, steps: int, fill: float) -> Tensor:
+    """A copy of (B, L, N) as (B, P, T, N), filled up after the end."""
+    batch, length, width = x.shape
+    count = -(-length // steps)
+    padded = x.new_full((batch, count * steps, width), fill)
+    padded[:, :length] = x
+    return padded.unflatten(1, (count, steps))
 
 
-def _steps(decay: Tensor, states: Tensor) -> Tensor:
-    """In place, (B, blocks, T, N): step by step in all blocks at once."""
+def _step_through(decay: Tensor, states: Tensor) -> Tensor:
+    """In place, (B, P, T, N): step by step in all blocks at once. decay: (N,), (B, T, N) or (B, P, T, N)."""
     if decay.ndim == 3:
         decay = decay[:, None]
     for t in range(1, states.shape[2]):

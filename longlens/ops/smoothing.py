@@ -5,18 +5,21 @@ Pooling each row of an attention matrix A with a kernel f is a linear map on the
     pool(A) · V  =  A · (F V),        (F V)_n = Σ_m f_m · v_{n - m + offset},        v = 0 outside of the sequence,
 
 with offset 0 for ``side="past"`` (weight only moves to earlier positions: causal) and (P - 1) / 2 for
-``side="centered"`` (the window of ordinary average pooling: after a causal softmax it looks (P - 1) / 2 steps ahead).
+``side="centered"`` (the window of ordinary average pooling: after a causal softmax it sees (P - 1) / 2 later steps).
 The L×L matrix is never needed: the cost is O(P·L·d).
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-SIDES = ("past", "centered")
+from longlens.ops.precision import at_least_float32
+
+Side = Literal["past", "centered"]
+"""Where the window of a key lies: on it and the keys before it, or around it."""
 
 Smoothing = int | Sequence[float] | Tensor
 """An odd window of the moving average, or any 1-D kernel."""
@@ -25,8 +28,16 @@ Kernel = tuple[float, ...] | Tensor
 """The weights f: numbers, or a tensor if they are learned."""
 
 
-def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
-    """Filter ``value`` (..., L, d) along L, with zeros before the first and after the last position.
+def smooth_values(value: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
+    """Filter values along the sequence, with zeros before the first and after the last position.
+
+    Args:
+        value: Values, (..., L, d).
+        smoothing: Odd window P of the moving average, or a 1-D kernel f.
+        side: Side of the window: past or centered.
+
+    Returns:
+        (..., L, d).
 
     >>> smooth_values(torch.tensor([[3.0], [6.0], [9.0]]), 3).flatten()
     tensor([1., 3., 6.])
@@ -42,7 +53,7 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: str = "past") -> Te
     return _Filter.apply(value, kernel, _shifts(kernel, side))
 
 
-def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: str = "past") -> Tensor:
+def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
     """The same, as one L×L Toeplitz matrix F with F[n, n - m + offset] = f_m."""
     kernel = smoothing_kernel(smoothing, side)
     length = value.shape[-2]
@@ -54,11 +65,11 @@ def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: str = "pa
 
 
 def check_side(side: str) -> None:
-    if side not in SIDES:
-        raise ValueError(f"side must be one of {', '.join(SIDES)}, got {side!r}")
+    if side not in get_args(Side):
+        raise ValueError(f"side must be one of {', '.join(get_args(Side))}, got {side!r}")
 
 
-def smoothing_kernel(smoothing: Smoothing, side: str) -> Kernel:
+def smoothing_kernel(smoothing: Smoothing, side: Side) -> Kernel:
     """The weights (P,) of a window or kernel argument, checked."""
     if isinstance(smoothing, bool):
         raise TypeError("smoothing must be an odd window, a 1-D kernel or None, got a bool")
@@ -86,7 +97,7 @@ def smoothing_kernel(smoothing: Smoothing, side: str) -> Kernel:
     return kernel
 
 
-def _shifts(kernel: Kernel, side: str) -> tuple[int, ...]:
+def _shifts(kernel: Kernel, side: Side) -> tuple[int, ...]:
     """How far each weight of the kernel moves the values: 0 … P-1, or -(P-1)/2 … (P-1)/2."""
     offset = (len(kernel) - 1) // 2 if side == "centered" else 0
     return tuple(range(-offset, len(kernel) - offset))
@@ -95,17 +106,17 @@ def _shifts(kernel: Kernel, side: str) -> tuple[int, ...]:
 def _filter(value: Tensor, kernel: Kernel, shifts: Sequence[int]) -> Tensor:
     """Σ_m kernel[m] · (value moved by shifts[m] along L), by slices in place: the last dimension stays contiguous."""
     length = value.shape[-2]
-    exact = value.to(torch.promote_types(value.dtype, torch.float32))
-    weights = kernel.to(exact.dtype).unbind() if isinstance(kernel, Tensor) else kernel
-    result = exact * weights[shifts.index(0)]
+    values = at_least_float32(value)
+    weights = kernel.to(values.dtype).unbind() if isinstance(kernel, Tensor) else kernel
+    result = values * weights[shifts.index(0)]
     for shift, weight in zip(shifts, weights, strict=True):
         if shift == 0 or abs(shift) >= length:
             continue
         source, target = _overlap(length, shift)
         if isinstance(weight, Tensor):
-            result[..., target, :].addcmul_(exact[..., source, :], weight)
+            result[..., target, :].addcmul_(values[..., source, :], weight)
         else:
-            result[..., target, :].add_(exact[..., source, :], alpha=weight)
+            result[..., target, :].add_(values[..., source, :], alpha=weight)
     return result.to(value.dtype)
 
 

@@ -8,19 +8,20 @@ queries at a time. Only y and the log-sum-exp of the scores are kept for the gra
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.linear_attention import in_float32
+from longlens.ops.precision import at_least_float32, no_autocast
 
 _HIDDEN = -1e30  # a score whose exponential is 0, and that can be multiplied by 0
 _PAIRS = {"cpu": 2**19}  # scores of a block, which should stay in a cache; other devices need large blocks
 _LEAST_ROWS = 64  # of a block, for efficient products
 
 
-@in_float32
+@no_autocast
 def toeplitz_attention(
     query: Tensor,
     key: Tensor,
@@ -31,12 +32,22 @@ def toeplitz_attention(
     mask: Tensor | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """Query and key (B, L, Z), value (B, L, H) -> (B, L, H), in O(L) memory. Half precision becomes float32.
+    """Attention of one head in O(L) memory, in float32 at least.
 
-    biases: (2L - 1,), of the keys from L - 1 steps back to L - 1 steps ahead.
-    mask: (B, L), True for tokens, False for padding, which no token then sees. Padding that sees no token sees padding.
-    rows: queries in a block, by default as many as have about half a million scores, but at least 64.
+    Args:
+        query: Queries, (B, L, Z).
+        key: Keys, (B, L, Z).
+        value: Values, (B, L, H).
+        biases: Biases b, (2L - 1,), of the keys from L - 1 steps back to L - 1 steps later.
+        is_causal: Attend to j <= i only.
+        mask: (B, L), True for tokens, False for padding, which no token then sees. Padding that sees no token sees
+            padding.
+        rows: Queries in a block, by default as many as have about half a million scores, but at least 64.
+
+    Returns:
+        (B, L, H).
     """
+    query, key, value, biases = (at_least_float32(x) for x in (query, key, value, biases))
     batch, length, width = query.shape
     if biases.shape != (2 * length - 1,):
         raise ValueError(f"biases must have the shape ({2 * length - 1},), got {tuple(biases.shape)}")
@@ -58,19 +69,22 @@ def toeplitz_attention_reference(
     """The same with all pairs at once, (B, L, L)."""
     length, width = query.shape[1:]
     time = torch.arange(length, device=query.device)
-    ahead = time - time[:, None]
-    scores = query @ key.mT / math.sqrt(width) + biases[ahead + length - 1]
-    reach = ahead <= (0 if is_causal else length)
-    seen = reach if mask is None else reach & mask.unsqueeze(1)
-    seen = seen | (reach & ~seen.any(dim=-1, keepdim=True))
+    distance = time - time[:, None]  # j - i
+    scores = query @ key.mT / math.sqrt(width) + biases[distance + length - 1]
+    allowed = distance <= (0 if is_causal else length)
+    seen = allowed if mask is None else allowed & mask.unsqueeze(1)
+    seen = seen | (allowed & ~seen.any(dim=-1, keepdim=True))
     return scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ value
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q·kᵀ + biases)·v for queries from last to first, in blocks of ``rows``. Causal biases are -inf ahead."""
+    """softmax(q·kᵀ + biases)·v for queries from last to first, in blocks of ``rows``. If it is causal, the biases of
+    later keys are -inf."""
 
     @staticmethod
-    def forward(ctx, query, key, value, biases, is_causal, rows):
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, is_causal: bool, rows: int
+    ) -> Tensor:
         query, key, value, biases = (x.contiguous() for x in (query, key, value, biases))
         output, total = torch.empty_like(value), query.new_empty((*query.shape[:2], 1))
         buffer = query.new_empty(len(query), rows, key.shape[1])  # one for all blocks: new memory is slow
@@ -88,7 +102,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, biases, output, total = ctx.saved_tensors
         is_causal, rows = ctx.options
         batch, length, _ = total.shape
@@ -109,14 +123,14 @@ class _Attend(torch.autograd.Function):
             scores.sub_(mean[:, block]).mul_(weights)
             torch.bmm(scores, key[:, :seen], out=grad_query[:, block])
             grad_key[:, :seen].baddbmm_(scores.mT, query[:, block])
-            # What a causal block has beyond its keys is of distances ahead, and partly left from the block before.
+            # What a causal block has beyond its keys belongs to later ones, and is partly left from the block before.
             last = length if is_causal else block.stop + seen - 1
             grad_biases[block.start : last] += moved[:, :size, : last - block.start].sum((0, 1))
         return grad_query, grad_key, grad_value, grad_biases, None, None
 
 
 def _blocks(length: int, rows: int, is_causal: bool) -> list[tuple[slice, int]]:
-    """Of queries from last to first, each with the number of keys that its first query may see."""
+    """Blocks of queries from last to first, each with the number of keys that its first query may see."""
     return [
         (slice(start, min(start + rows, length)), length - start if is_causal else length)
         for start in range(0, length, rows)

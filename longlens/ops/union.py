@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from longlens.ops.checks import check_decay
-from longlens.ops.decay import decay_weights, exact_dtype, max_exponent
+from longlens.ops.decay import decay_weights, max_exponent
 from longlens.ops.kernels import attention_backward, attention_forward
+from longlens.ops.precision import widest_dtype, working_dtype
 
 
 class Piece(NamedTuple):
@@ -88,15 +89,14 @@ def _fold_weights(rates: Tensor, piece: Piece, dtype: torch.dtype) -> tuple[Tens
     query_distance, key_distance = _distances(piece, rates.device)
     if query_distance is key_distance:  # the usual piece, the diagonal: one exponential serves both
         weights = decay_weights(rates, key_distance, key_distance.dtype)
-        exact = torch.promote_types(dtype, torch.float32)
-        return weights.reciprocal().to(exact), weights.to(exact)
+        return weights.reciprocal().to(working_dtype(dtype)), weights.to(working_dtype(dtype))
     return decay_weights(rates, -query_distance, dtype), decay_weights(rates, key_distance, dtype)
 
 
 def _distances(piece: Piece, device: torch.device) -> tuple[Tensor, Tensor]:
     """i - c and j - c, negated for keys that come later than their queries."""
     sign = -1.0 if piece.upper else 1.0
-    dtype = exact_dtype(device)
+    dtype = widest_dtype(device)
     rows = sign * (torch.arange(*piece.rows, device=device, dtype=dtype) - piece.center)
     if piece.rows == piece.keys:
         return rows, rows
@@ -127,13 +127,24 @@ def union_attention(
     dtype: torch.dtype,
     far: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces, in ``dtype``.
-
-    query (B, H, Lq, d), key and value (B, H, Lk, ·) with equal heads; rates (H,) or None;
-    key_mask (B, 1 or H, 1, Lk) and mask (B, 1 or H, Lq, Lk) boolean or None. ``far``: the output (B, H, Lq, dv) and the
-    log-sum-exp (B, H, Lq) of further keys, to be joined with the rest.
+    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale))·v over all pieces.
 
     It is an operator of its own, so that torch.compile need not know the rates (they decide the pieces) to trace it.
+
+    Args:
+        query: (B, H, Lq, d).
+        key: (B, H, Lk, d).
+        value: (B, H, Lk, dv).
+        rates: Decay rates a, (H,), or None.
+        is_causal: Attend to j <= i only.
+        scale: Factor of the scores.
+        key_mask: (B, 1 or H, 1, Lk) boolean, True for keys that count, or None.
+        mask: (B, 1 or H, Lq, Lk) boolean, True = attend, or None.
+        dtype: Type of the products.
+        far: Output (B, H, Lq, dv) and log-sum-exp (B, H, Lq) of further keys, to be joined with the rest.
+
+    Returns:
+        (B, H, Lq, dv).
     """
     far_output, far_lse = far or (None, None)
     return _union_forward(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, scale, dtype)[0]
@@ -154,12 +165,12 @@ def _union_forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     check_decay(rates, query.shape[1])  # again, because a traced tensor shows its values only here
-    exact = torch.promote_types(dtype, torch.float32)
+    working = working_dtype(dtype)
     if far_output is None or far_lse is None:
-        output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=exact, device=query.device)
-        lse = torch.full(query.shape[:-1], -math.inf, dtype=exact, device=query.device)
+        output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=working, device=query.device)
+        lse = torch.full(query.shape[:-1], -math.inf, dtype=working, device=query.device)
     else:
-        output, lse = (x.to(exact).clone(memory_format=torch.contiguous_format) for x in (far_output, far_lse))
+        output, lse = (x.to(working).clone(memory_format=torch.contiguous_format) for x in (far_output, far_lse))
     for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
         rows, _ = piece.slices(query, key)
         q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
@@ -167,7 +178,7 @@ def _union_forward(
         if piece.reversed:
             part, part_lse = part.flip(-2), part_lse.flip(-1)
         old, joined = lse[..., rows], torch.logaddexp(lse[..., rows], part_lse)
-        floor = joined.clamp_min(torch.finfo(exact).min)  # a row that has no key yet stays 0
+        floor = joined.clamp_min(torch.finfo(working).min)  # a row that has no key yet stays 0
         output[..., rows, :] *= torch.exp(old - floor).unsqueeze(-1)
         output[..., rows, :] += torch.exp(part_lse - floor).unsqueeze(-1) * part
         lse[..., rows] = joined
@@ -190,10 +201,12 @@ def _union_backward(
     dtype: torch.dtype,
     learn_rates: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    exact = lse.dtype
+    working = lse.dtype
     lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys: all its weights are 0
-    grad_query, grad_key, grad_value = (torch.zeros(x.shape, dtype=exact, device=x.device) for x in (query, key, value))
-    grad_rates = torch.zeros(query.shape[1], dtype=exact_dtype(query.device), device=query.device)
+    grad_query, grad_key, grad_value = (
+        torch.zeros(x.shape, dtype=working, device=x.device) for x in (query, key, value)
+    )
+    grad_rates = torch.zeros(query.shape[1], dtype=widest_dtype(query.device), device=query.device)
     for piece in pieces(query.shape[-2], key.shape[-2], rates, dtype, is_causal):
         rows, keys = piece.slices(query, key)
         q, k, v, m = _arguments(query, key, value, rates, key_mask, mask, piece, scale, dtype)
@@ -205,7 +218,7 @@ def _union_backward(
             dq, dk, dv = dq.flip(-2), dk.flip(-2), dv.flip(-2)
         dq, dk = dq[..., : query.shape[-1]] * scale, dk[..., : key.shape[-1]]  # without the column of hide_keys
         if rates is not None:
-            query_weights, key_weights = _fold_weights(rates, piece, exact)
+            query_weights, key_weights = _fold_weights(rates, piece, working)
             dq, dk = dq * query_weights, dk * key_weights
         if rates is not None and learn_rates:  # d/da of exp(-a(i-c)) and exp(a(j-c))
             query_distance, key_distance = _distances(piece, rates.device)
@@ -219,15 +232,14 @@ def _union_backward(
 
 @_union_forward.register_fake
 def _(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, scale, dtype):
-    exact = torch.promote_types(dtype, torch.float32)
     output = query.new_empty(*query.shape[:-1], value.shape[-1], dtype=dtype)
-    return output, query.new_empty(query.shape[:-1], dtype=exact)
+    return output, query.new_empty(query.shape[:-1], dtype=working_dtype(dtype))
 
 
 @_union_backward.register_fake
 def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype, learn_rates):
     grads = (x.new_empty(x.shape) for x in (query, key, value))
-    return *grads, query.new_empty(query.shape[1], dtype=exact_dtype(query.device))
+    return *grads, query.new_empty(query.shape[1], dtype=widest_dtype(query.device))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -245,8 +257,8 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
     grad_rates = grad_rates.to(inputs[3].dtype) if learn_rates else None
     grad_far_output = grad_far_lse = None
     if far_output is not None:
-        share = torch.exp(far_lse - lse).unsqueeze(-1)  # of the far keys in the weight of each row
-        grad_far_output = share * grad
+        weight = torch.exp(far_lse - lse).unsqueeze(-1)  # of the far keys, in each row
+        grad_far_output = weight * grad
         grad_far_lse = (grad_far_output * (far_output - output)).sum(-1)
     return *grads, grad_rates, None, None, grad_far_output, grad_far_lse, None, None, None
 
@@ -254,7 +266,17 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
 _union_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _arguments(query, key, value, rates, key_mask, mask, piece: Piece, scale: float, dtype: torch.dtype):
+def _arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor | None,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    piece: Piece,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """What the kernel gets for a piece: folded, hidden keys excluded, and reversed where keys come later."""
     rows, keys = piece.slices(query, key)
     q, k = fold(query[..., rows, :], key[..., keys, :], rates, piece, scale=scale, dtype=dtype)

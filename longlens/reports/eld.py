@@ -8,70 +8,103 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import NullLocator
+from torch import Tensor
 
 from longlens.ops.decay import SCHEDULES, decay_rates
+from longlens.options import Fraction, Several
 from longlens.reports.pictures import check_picture, save_picture
 
-
-def draw_eld(path: Path, *, heads: int, max_rate: float, length: int) -> None:
-    """Write the picture to ``path``; the ending decides the format."""
-    check_picture(path)
-    if length < 2:
-        raise ValueError(f"length must be at least 2, got {length}")
-    if heads < 2:
-        raise ValueError(f"heads must be at least 2, since the first head never decays, got {heads}")
-    distance = torch.arange(length, dtype=torch.float64)
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=[1.15, 1], squeeze=False)[:, 0]
-    top = upper.subplots(1, 3)
-    for axes, schedule in zip(top, SCHEDULES, strict=False):
-        _draw_kept(axes, decay_rates(heads, max_rate, schedule, dtype=torch.float64), distance)
-        axes.set_title(f"{schedule}, B = {max_rate:g}", fontsize=10)
-    _draw_weights(top[2], max_rate, distance)
-
-    rates = decay_rates(heads, max_rate, dtype=torch.float64)
-    shown = [round(i * (heads - 1) / 3) for i in range(4)] if heads >= 4 else list(range(heads))
-    _draw_matrices(lower, rates, shown, length)
-    save_picture(figure, path)
+LINES, MATRICES = 8, 4  # heads that are drawn, at most
+POINTS = 512  # of a curve
+SCORE = 2.0  # of the keys whose weight is drawn
 
 
-def _draw_kept(axes, rates: torch.Tensor, distance: torch.Tensor) -> None:
-    colors = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(rates)).numpy())
-    for head, (rate, color) in enumerate(zip(rates, colors, strict=True)):
-        label = f"head {head}, α = {rate.item():.2g}"
-        axes.plot(distance + 1, torch.exp(-rate * distance), color=color, label=label, linewidth=1.6)
+def draw_eld(
+    *,
+    out: Path = Path("results/eld.png"),
+    heads: Several = 8,
+    max_rate: Fraction = 1e-3,
+    length: Several = 4096,
+) -> str:
+    """Draw how scores decay with distance: the exponentially locally decaying (ELD) operator of Section 4.1.
+
+    Args:
+        out: Picture to write (.png, .pdf or .svg).
+        heads: Number of heads.
+        max_rate: Largest decay rate B.
+        length: Sequence length.
+    """
+    check_picture(out)
+    figure = Figure(figsize=(11, 5.9), layout=ConstrainedLayoutEngine(wspace=0.06))
+    figure.suptitle(f"Scores decay with distance (ELD): {heads} heads, length {length:,}", fontsize=12)
+    upper, lower = figure.subfigures(2, 1, height_ratios=[1.35, 1], squeeze=False)[:, 0]
+    panels = upper.subplots(1, 3)
+    for axes, schedule in zip(panels, SCHEDULES, strict=False):
+        _draw_kept(axes, decay_rates(heads, max_rate, schedule, dtype=torch.float64), length)
+        axes.set_title(f"schedule {schedule}, B = {max_rate:g}", fontsize=10)
+    panels[0].set_ylabel("fraction of the score kept")
+    _draw_weights(panels[2], max_rate, length)
+    _draw_matrices(lower, decay_rates(heads, max_rate, dtype=torch.float64), length)
+    save_picture(figure, out)
+    return f"written to {out}"
+
+
+def _evenly(count: int, at_most: int) -> list[int]:
+    """Some of the numbers 0 … count - 1, with the first and the last."""
+    shown = min(count, at_most)
+    return [round(i * (count - 1) / (shown - 1)) for i in range(shown)]
+
+
+def _draw_kept(axes: Axes, rates: Tensor, length: int) -> None:
+    distance = torch.unique(torch.logspace(0, torch.log2(torch.tensor(length)), POINTS, 2).round().double()) - 1
+    shown = _evenly(len(rates), LINES)
+    colors = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(shown)).numpy())
+    for head, color in zip(shown, colors, strict=True):
+        label = f"head {head}, α = {rates[head].item():.2g}"
+        axes.plot(distance + 1, torch.exp(-rates[head] * distance), color=color, label=label, linewidth=1.6)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("distance i − j, plus 1")
-    axes.set_ylabel("share of the score kept")
     axes.set_ylim(-0.03, 1.05)
-    drops_at_once = rates[1] * distance[-1] > 100
-    axes.legend(fontsize=7, loc="center right" if drops_at_once else "lower left", framealpha=0.85)
+    drops_at_once = rates[1] * (length - 1) > 100
+    axes.legend(fontsize=8, loc="center right" if drops_at_once else "lower left", framealpha=0.85)
 
 
-def _draw_weights(axes, max_rate: float, distance: torch.Tensor) -> None:
+def _draw_weights(axes: Axes, max_rate: float, length: int) -> None:
     """Keys of one equal score s: exp(s·exp(-a·n)), relative to a key of score 0."""
+    distance = torch.linspace(0, length - 1, POINTS, dtype=torch.float64)
     kept = torch.exp(-max_rate * distance)
-    for score, color in ((2.0, "tab:red"), (0.0, "tab:gray"), (-2.0, "tab:blue")):
-        axes.plot(distance, torch.exp(score * kept), color=color, label=f"score {score:+g}", linewidth=1.6)
+    for score, color in ((SCORE, "tab:red"), (0.0, "tab:gray"), (-SCORE, "tab:blue")):
+        label = f"score {score:g}".replace("-", "−")
+        axes.plot(distance, torch.exp(score * kept), color=color, label=label, linewidth=1.6)
     axes.set_yscale("log")
+    ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8]
+    axes.set_yticks(ticks, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0.115, 8.7)
     axes.set_xlabel("distance i − j")
     axes.set_ylabel("weight, relative to a score of 0")
     axes.set_title(f"far keys become uniform, α = {max_rate:g}", fontsize=10)
     axes.legend(fontsize=8)
 
 
-def _draw_matrices(figure, rates: torch.Tensor, shown: list[int], length: int) -> None:
+def _draw_matrices(figure: SubFigure, rates: Tensor, length: int) -> None:
     position = torch.linspace(0, length - 1, 256, dtype=torch.float64)
     gap = position[:, None] - position[None, :]
-    axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    shown = _evenly(len(rates), MATRICES)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
     image = None
-    for ax, head in zip(axes, shown, strict=True):
+    for axes, head in zip(panels, shown, strict=True):
         matrix = torch.exp(-rates[head] * gap).masked_fill(gap < 0, torch.nan)
-        image = ax.imshow(matrix, vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma")
-        ax.set_title(f"head {head}: exp(−{rates[head].item():.2g}·(i − j))", fontsize=9)
-        ax.set_xticks([0, length])
-        ax.set_yticks([0, length])
-        ax.set_xlabel("key j", labelpad=-8)
-    axes[0].set_ylabel("query i", labelpad=-12)
-    figure.colorbar(image, ax=list(axes), shrink=0.85, label="share of the score kept")
+        image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma")
+        decay = f"exp(−{rates[head].item():.2g}·(i − j))" if rates[head] > 0 else "no decay"
+        axes.set_title(f"head {head}: {decay}", fontsize=10)
+        axes.set_xticks([0, length], ["0", f"{length:,}"])
+        axes.set_yticks([0, length], ["0", f"{length:,}"])
+        axes.set_xlabel("key j", labelpad=-8)
+    panels[0].set_ylabel("query i", labelpad=2 - 3 * len(f"{length:,}"))
+    assert image is not None
+    figure.colorbar(image, ax=list(panels), shrink=0.9, label="fraction of the score kept")

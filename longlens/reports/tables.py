@@ -1,120 +1,155 @@
-"""Tables for the terminal."""
+"""Tables of runs, and what can be said about them."""
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
+from longlens.data.metrics import higher_is_better
+from longlens.errors import BadInput, LongLensError
+from longlens.reports.sheet import Column, Sheet
+from longlens.training.config import Config
+from longlens.training.many import Outcome
+from longlens.training.run import read_config, read_environment, read_result
 
-from longlens.mixers.base import list_mixers, mixer_class, sides
-from longlens.tasks.metrics import higher_is_better
-from longlens.training.run import read_config, read_result
-
-if TYPE_CHECKING:
-    from longlens.training.many import Outcome
-
-
-def mixers_table() -> Table:
-    """A line for each mixer, with the options' defaults."""
-    table = Table("mixer", "what", "sides", "options")
-    for name in list_mixers():
-        chosen = mixer_class(name)
-        options = ", ".join(f"{option.name}={option.default}" for option in fields(chosen))
-        causal, both = sides(chosen)
-        table.add_row(name, chosen.summary, "either" if causal and both else "causal" if causal else "both", options)
-    return table
+COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 
 
-def runs_table(runs: Path) -> Table:
-    """A line for each run below a folder."""
-    table = Table("run", "recipe", "seed", "steps", "valid", "test", "state")
+def runs_table(runs: Path) -> Sheet:
+    """A line for each run below a folder, with what tells it from the others of its task."""
+    found: list[tuple[Path, Config | None, dict[str, Any] | None, str]] = []
     for path in sorted(runs.glob("*/*/*/config.json")):
-        folder = path.parent
-        config, result = read_config(folder), read_result(folder)
+        try:
+            found.append((path.parent, read_config(path.parent), read_result(path.parent), ""))
+        except LongLensError as error:  # one damaged run does not hide the others
+            found.append((path.parent, None, None, str(error)))
+    if not found:
+        raise BadInput(f"there is no run in {runs}: 'longlens train' makes one there, or give --runs FOLDER")
+    columns = [Column("run"), Column("differs in", wrap=True), Column("recipe", 3), Column("steps", 4, number=True)]
+    columns += [Column("valid", 1, number=True), Column("test", number=True), Column("date", 2)]
+    sheet = Sheet("", [*columns, Column("state", wrap=True)])
+    whole: dict[str, list[Config]] = {}
+    for _, config, _, _ in found:
+        if config is not None:
+            whole.setdefault(config.task.slug, []).append(config)
+    for folder, config, result, problem in found:
         name = str(folder.relative_to(runs))
+        if config is None:
+            sheet.rows.append([name, *[""] * 6, "damaged"])
+            sheet.notes.append(f"{name} is damaged: {problem}")
+            continue
+        differs = _named(config, changing(whole[config.task.slug], seeds=True), with_mixer=False)
+        date = str(next(iter(read_environment(folder)), {}).get("date", ""))
         if result is None:
             steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdigit()]
             state = f"saved at step {max(steps):,}" if steps else "no checkpoint yet"
-            table.add_row(name, config.recipe, str(config.training.seed), "", "", "", state)
+            sheet.rows.append([name, differs, config.recipe, "", "", "", date, state])
         else:
-            numbers = (_number(result["metric"], result[key]) for key in ("valid", "test"))
-            table.add_row(name, config.recipe, str(config.training.seed), f"{result['steps']:,}", *numbers, "finished")
-    if not table.rows:
-        raise ValueError(f"there is no run in {runs}")
-    return table
+            numbers = [show_metric(result["metric"], result[key]) for key in ("valid", "test")]
+            sheet.rows.append([name, differs, config.recipe, f"{result['steps']:,}", *numbers, date, "finished"])
+    return sheet
 
 
-def results_table(outcomes: "list[Outcome]") -> Table:
-    """A line for each run, or for all seeds of one: parameters, metrics, speed, memory. It fits into 80 columns."""
+def results_table(outcomes: list[Outcome]) -> Sheet:
+    """A line for each run, or for all seeds of one: metrics, parameters, speed, memory."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    changing = _changing(outcomes)
-    steps = {result["steps"] for result in results}
-    title = outcomes[0].config.create_task().title
+    different = changing([outcome.config for outcome in outcomes])
+    title = outcomes[0].config.task.title
     if results:
         title += f": {results[0]['metric'].replace('_', ' ')}"
-    if len(steps) == 1:
-        title += f" after {min(steps):,} steps"
-    names = ["mixer", *changing, "params", *(["steps"] if len(steps) > 1 else [])]
-    table = Table(title=title, title_justify="left")
-    for column in [*names, "valid", "test", "last", "tokens/s", "memory", "time"]:
-        table.add_column(column, justify="left" if column in ("mixer", *changing) else "right", no_wrap=True)
+    if len({result["steps"] for result in results}) == 1:
+        title += f" after {results[0]['steps']:,} steps"
+    columns = [Column("mixer"), *(Column(name.rpartition(".")[2]) for name in different)]
+    columns += [Column("test", 0, True), Column("valid", 1, True), Column("last", 6, True), Column("params", 2, True)]
+    columns += [
+        Column("steps", 7, True),
+        Column("tokens/s", 4, True),
+        Column("memory", 5, True),
+        Column("time", 3, True),
+    ]
+    sheet = Sheet(title, columns)
+    marks = _other_environments(outcomes)
     for group in _groups(outcomes):
         values = group[0].config.values()
-        cells = [_with_seeds(group), *(str(values.get(name, "")) for name in changing)]
+        mark = "*" if any(outcome.folder in marks for outcome in group) else ""
+        cells = [_with_seeds(group) + mark, *(str(values.get(name, "")) for name in different)]
         done = [outcome.result for outcome in group if outcome.result is not None]
         if not done:
-            table.add_row(*cells, *[""] * (len(names) - len(cells)), "failed")
+            sheet.rows.append([*cells, "failed", *[""] * 7])
             continue
-        first = done[0]
-        table.add_row(
-            *cells,
-            f"{first['parameters']:,}",
-            *([f"{first['steps']:,}"] if len(steps) > 1 else []),
-            *(_spread(first["metric"], [result[key] for result in done]) for key in ("valid", "test", "test_last")),
-            f"{mean(result['tokens_per_second'] for result in done):,.0f}",
-            f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB",
-            f"{mean(result['seconds'] for result in done):,.0f} s",
+        metric = done[0]["metric"]
+        test, valid, last = (
+            _spread(metric, [result[key] for result in done]) for key in ("test", "valid", "test_last")
         )
-    return table
+        sheet.rows.append(
+            [
+                *cells,
+                *(test, valid, last),
+                f"{done[0]['parameters']:,}",
+                f"{done[0]['steps']:,}",
+                f"{mean(result['tokens_per_second'] for result in done):,.0f}",
+                f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB",
+                f"{mean(result['seconds'] for result in done):,.0f} s",
+            ]
+        )
+    if results:
+        sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
+    sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(marks.values())]
+    return sheet
 
 
-def verdict(outcomes: "list[Outcome]") -> Iterable[str]:
-    """Who is ahead on the test set, and whether the difference could be chance."""
+def _other_environments(outcomes: list[Outcome]) -> dict[Path, str]:
+    """The runs that were made in another environment than most of the others, and what differs."""
+    made = {
+        outcome.folder: next(iter(read_environment(outcome.folder)[-1:]), {}) for outcome in outcomes if outcome.result
+    }
+    found: dict[Path, str] = {}
+    for key in COMPARED:
+        values = [str(environment.get(key)) for environment in made.values()]
+        usual = max(dict.fromkeys(values), key=values.count, default="")
+        for folder, value in zip(made, values, strict=True):
+            if value != usual:
+                found[folder] = f"{key}, {value} instead of {usual}"
+    return found
+
+
+def verdict(outcomes: list[Outcome]) -> Iterator[str]:
+    """The best mixer on the test set, and whether the difference could be chance."""
     ranked = _ranked(outcomes, "test")
     if len(ranked) < 2:
         return
-    ahead, behind = ranked[:2]
-    metric, changing = _metric(ahead), _changing(outcomes)
-    first, second = mean(_scores(ahead, "test")), mean(_scores(behind, "test"))
-    names = [_named(group[0], changing) for group in (ahead, behind)]
+    best, next_best = ranked[:2]
+    metric, different = _metric(best), changing([outcome.config for outcome in outcomes])
+    first, second = mean(_scores(best, "test")), mean(_scores(next_best, "test"))
     if first == second:
-        yield f"{names[0]} and {names[1]} are equal, {_number(metric, first)}"
-        return
-    line = f"{names[0]} is ahead of {names[1]}, {_number(metric, first)} to {_number(metric, second)}"
-    error, of = _standard_error(ahead, behind)
-    if error is not None:
-        line += f"; two standard errors of the difference, {of}, are {_number(metric, 2 * error)}"
-        line += "" if abs(first - second) > 2 * error else ": it may be chance"
-    yield line
-    if min(len(ahead), len(behind)) == 1:
+        equal = [_named(group[0].config, different) for group in ranked if mean(_scores(group, "test")) == first]
+        yield f"{', '.join(equal[:-1])} and {equal[-1]} are equal, {show_metric(metric, first)}"
+    else:
+        names = [_named(group[0].config, different) for group in (best, next_best)]
+        line = f"{names[0]} is better than {names[1]}, {show_metric(metric, first)} to {show_metric(metric, second)}"
+        error, how = _standard_error(best, next_best)
+        if error is not None:
+            line += f"; two standard errors of the difference, {how}, are {show_metric(metric, 2 * error)}"
+            line += "" if abs(first - second) > 2 * error else ": it may be chance"
+        yield line
+    if min(len(best), len(next_best)) == 1:
         yield "one seed each: another seed may order them otherwise (--seeds 0 1 2)"
 
 
-def choice(outcomes: "list[Outcome]") -> Iterable[str]:
+def choice(outcomes: list[Outcome]) -> Iterator[str]:
     """The best on the validation set, as the test set is not there to choose by."""
     ranked = _ranked(outcomes, "valid")
     if len(ranked) < 2:
         return
     best, metric = ranked[0], _metric(ranked[0])
     valid, test = (_spread(metric, _scores(best, key)) for key in ("valid", "test"))
-    yield f"best on validation: {_named(best[0], _changing(outcomes))}, {valid}; on the test set it has {test}"
+    name = _named(best[0].config, changing([outcome.config for outcome in outcomes]))
+    yield f"best on validation: {name}, {valid}; on the test set it has {test}"
 
 
-def _ranked(outcomes: "list[Outcome]", key: str) -> "list[list[Outcome]]":
+def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     """The runs that ended, those of one config together, the best first."""
     groups = [[outcome for outcome in group if outcome.result is not None] for group in _groups(outcomes)]
     groups = [group for group in groups if group and None not in _scores(group, key)]
@@ -122,7 +157,7 @@ def _ranked(outcomes: "list[Outcome]", key: str) -> "list[list[Outcome]]":
     return sorted(groups, key=lambda group: mean(_scores(group, key)), reverse=better)
 
 
-def _standard_error(*groups: "list[Outcome]") -> tuple[float | None, str]:
+def _standard_error(*groups: list[Outcome]) -> tuple[float | None, str]:
     """Of the difference of two means: by the spread over seeds, or of one seed by the number of test samples."""
     scores = [_scores(group, "test") for group in groups]
     if min(map(len, scores)) > 1:
@@ -134,15 +169,15 @@ def _standard_error(*groups: "list[Outcome]") -> tuple[float | None, str]:
     return error, f"with {samples:,} test samples"
 
 
-def _scores(group: "list[Outcome]", key: str) -> list[Any]:
+def _scores(group: list[Outcome], key: str) -> list[Any]:
     return [(outcome.result or {}).get(key) for outcome in group]
 
 
-def _metric(group: "list[Outcome]") -> Any:
+def _metric(group: list[Outcome]) -> Any:
     return (group[0].result or {})["metric"]
 
 
-def _groups(outcomes: "list[Outcome]") -> "list[list[Outcome]]":
+def _groups(outcomes: list[Outcome]) -> list[list[Outcome]]:
     """Runs that differ in nothing but the seed belong together."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -151,43 +186,44 @@ def _groups(outcomes: "list[Outcome]") -> "list[list[Outcome]]":
     return list(groups.values())
 
 
-def _changing(outcomes: "list[Outcome]") -> list[str]:
-    """The fields other than the mixer and the seed in which runs differ. Of the options of mixers, those in which runs
-    of one mixer differ: the options of another are its own."""
-    values = [outcome.config.values() for outcome in outcomes]
+def changing(configs: list[Config], *, seeds: bool = False) -> list[str]:
+    """The fields other than the mixer, and the seed if it is not asked for, in which runs differ. Of the options of
+    mixers, those in which runs of one mixer differ: the options of another are its own."""
+    left_out = ("mixer",) if seeds else ("mixer", "training.seed")
+    values = [config.values() for config in configs]
     names = dict.fromkeys(name for entry in values for name in entry)
-    changing = []
+    found = []
     for name in names:
         seen: dict[str, set[str]] = {}
         for entry in values:
             if name in entry:
                 seen.setdefault(entry["mixer"] if name.startswith("mixer.") else "", set()).add(str(entry[name]))
-        if name not in ("mixer", "training.seed") and max(map(len, seen.values())) > 1:
-            changing.append(name)
-    return changing
+        if name not in left_out and max(map(len, seen.values())) > 1:
+            found.append(name)
+    return found
 
 
-def _named(outcome: "Outcome", changing: list[str]) -> str:
-    values = outcome.config.values()
-    return " ".join([outcome.config.mixer, *(f"{name}={values[name]}" for name in changing if name in values)])
+def _named(config: Config, different: list[str], *, with_mixer: bool = True) -> str:
+    values = config.values()
+    parts = [f"{name.rpartition('.')[2]}={values[name]}" for name in different if name in values]
+    return " ".join([config.mixer.name, *parts] if with_mixer else parts)
 
 
-def _with_seeds(group: "list[Outcome]") -> str:
+def _with_seeds(group: list[Outcome]) -> str:
+    name = group[0].config.mixer.name
     done = sum(outcome.result is not None for outcome in group)
-    if len(group) == 1:
-        return group[0].config.mixer
-    return f"{group[0].config.mixer} ({done if done == len(group) else f'{done} of {len(group)}'} seeds)"
+    return name if len(group) == 1 else f"{name} ({done if done == len(group) else f'{done} of {len(group)}'} seeds)"
 
 
 def _spread(metric: str, values: list[float | None]) -> str:
     """The mean, and the standard deviation if there are several."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
-        return _number(metric, known[0]) if known else "–"
-    return f"{_number(metric, mean(known))} ± {_number(metric, stdev(known))}"
+        return show_metric(metric, known[0]) if known else "–"
+    return f"{show_metric(metric, mean(known))} ± {show_metric(metric, stdev(known))}"
 
 
-def _number(metric: str, value: float | None) -> str:
+def show_metric(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3f}"

@@ -1,39 +1,38 @@
 """What the layers are made of: the paper's Table 10, for all of them, beside what can be measured.
 
-Measured at initialization: the weight k[n] with which an output hears the input n steps back. For a convolution that
-is its kernel; for any other layer it is the derivative of an output, in a random direction, by an input, in a random
+Measured at initialization: the weight k[n] of the input n steps back in an output. For a convolution that is its
+kernel; for any other layer it is the derivative of an output, in a random direction, by an input, in a random
 direction: for attention a multiple of a row of the attention matrix, but for what goes through the scores.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor, nn
 
-from longlens.mixers.base import Config, list_mixers, mixer_class, sides
+from longlens.errors import BadInput
 from longlens.mixers.common import has_kernel
-from longlens.options import option_names
+from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
 from longlens.progress import progress
+from longlens.reports.sheet import Column, Sheet
 
 DIRECTIONS = 8  # random directions, for layers without a kernel
 STEPS = 16  # tokens after which a state is counted
 NOTHING = 1e-6
-DECAYS = 0.5  # a layer decays if far weights have at most this share of the near ones
+DECAYS = 0.5  # a layer decays if far weights are at most this fraction of the near ones
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a layer at initialization.
+    """What a layer is like at initialization.
 
     Args:
-        far: the mean weight of the last quarter of the distances, relative to the first quarter.
-        rate: of exponential decay, a token: the slope of log |k[n]|, as far as it is not next to nothing.
-        roughness: mean |k[n + 1] - k[n]| / mean |k[n]|: 0 for a constant, 1.41 for independent numbers.
-        state: numbers that are remembered after some steps; None if the layer has no step.
+        far: Mean weight of the last quarter of the distances, relative to the first quarter.
+        rate: Rate of exponential decay, a token: the slope of log |k[n]|, as far as it is not next to nothing.
+        roughness: Mean |k[n + 1] - k[n]| / mean |k[n]|: 0 for a constant, 1.41 for independent numbers.
+        state: Numbers that are remembered after some steps; None if the layer has no step.
     """
 
     far: float
@@ -49,17 +48,17 @@ class Measured:
 def measure_traits(name: str, *, length: int = 1024, width: int = 64, seeds: int = 3) -> Measured:
     """Build a layer with its defaults a few times, and look at it."""
     if length < 16:
-        raise ValueError(f"length must be at least 16, got {length}")
-    config, found = mixer_class(name)(), []
+        raise BadInput(f"length must be at least 16, got {length}")
+    mixer, found = choose_mixer(name), []
     with torch.random.fork_rng(devices=[]):
         for seed in range(seeds):
             torch.manual_seed(seed)
-            found.append(response(config.build(width, max_length=length).eval(), length, width))
+            found.append(response(mixer.build(width, max_length=length).eval(), length, width))
     weights = torch.cat(found)
     size, quarter = weights.abs().mean(0), length // 4
     far = (size[-quarter:].mean() / size[:quarter].mean()).item()
     rough = (weights.diff(dim=1).abs().mean(1) / weights.abs().mean(1).clamp(min=1e-30)).mean().item()
-    return Measured(far, _decay_rate(size), rough, _state_size(type(config), width, length))
+    return Measured(far, _decay_rate(size), rough, _state_size(mixer, width, length))
 
 
 def response(layer: nn.Module, length: int, width: int) -> Tensor:
@@ -86,11 +85,12 @@ def _decay_rate(size: Tensor) -> float:
 
 
 @torch.no_grad()
-def _state_size(chosen: type[Config], width: int, length: int) -> int | None:
+def _state_size(mixer: Mixer, width: int, length: int) -> int | None:
     """Of the causal form, if there is one."""
-    config = chosen(**({"bidirectional": False} if "bidirectional" in option_names(chosen) else {}))
-    layer = config.build(width, max_length=length).eval()
-    if not hasattr(layer, "step") or config.looks_ahead() is not None:
+    if "bidirectional" in mixer.options:
+        mixer = replace(mixer, options={**mixer.options, "bidirectional": False})
+    layer = mixer.build(width, max_length=length).eval()
+    if not hasattr(layer, "step") or not layer_is_causal(layer):
         return None
     state, constant = None, set()
     for token in torch.randn(STEPS, 1, width):
@@ -116,52 +116,63 @@ def _tensors(state: Any) -> Iterator[Tensor]:
 
 
 COLUMNS = {
-    "decays": "decays", "regularized": "R", "special_init": "U.I", "stable": "stable", "gated": "G", "complex": "C",
+    "decays": "decays",
+    "regularized": "R",
+    "special_init": "U.I",
+    "stable": "stable",
+    "gated": "G",
+    "complex": "C",
     "normalized": "N",
-}  # fmt: skip
+}
 
 
-def traits_tables(length: int, width: int) -> tuple[Table, Table]:
-    """Table 10 of the paper, for all layers, with what is measured beside; and what they need."""
+def traits_tables(length: int, width: int) -> list[Sheet]:
+    """Table 10 of the paper, for all layers; what is measured of it; and what they need. Each fits 80 columns."""
     names, measured = list_mixers(), {}
     with progress("measuring", len(names), "layers") as done:
         for count, name in enumerate(names):
             done(count, name)
             measured[name] = measure_traits(name, length=length, width=width)
-    return _design(measured, length, width), _needs(measured, width)
+    return [_design_table(names), _shape_table(measured, length, width), _cost_table(measured, width)]
 
 
-def _design(measured: dict[str, Measured], length: int, width: int) -> Table:
-    title = f"design; far/near, rate, roughness: measured at initialization, L = {length:,}, width {width}"
-    table = _table(title, DESIGN)
-    first, *others = COLUMNS.values()
-    for name in (first, "far/near", "rate", "roughness", *others, "non-rec."):
-        table.add_column(name, justify="right" if name in ("far/near", "rate", "roughness") else "center")
+def _design_table(names: list[str]) -> Sheet:
+    table = Sheet("design", [Column("layer"), *map(Column, COLUMNS.values()), Column("non-rec.")], notes=[DESIGN])
+    for name in names:
+        traits = find_mixer(name).traits
+        if traits is None:
+            table.rows.append([name, *["?"] * (len(COLUMNS) + 1)])
+        else:
+            said = [getattr(traits, field) for field in COLUMNS]
+            table.rows.append([name, *map(_yes, [*said, not traits.recurrent])])
+    return table
+
+
+def _shape_table(measured: dict[str, Measured], length: int, width: int) -> Sheet:
+    columns = [
+        Column("layer"),
+        Column("decays"),
+        *(Column(name, number=True) for name in ("far/near", "rate", "rough")),
+    ]
+    table = Sheet(f"measured at initialization, L = {length:,}, width {width}", columns, notes=[SHAPE])
     for name, found in measured.items():
-        traits = mixer_class(name).traits
-        said = ["?"] * 8 if traits is None else [_yes(getattr(traits, field)) for field in COLUMNS]
-        said += [] if traits is None else [_yes(not traits.recurrent)]
+        traits = find_mixer(name).traits
         mark = "" if traits is None or found.decays == traits.decays else "! "
         shape = [f"{mark}{found.far:.2g}", f"{found.rate + 0.0:.1e}", f"{found.roughness:.2f}"]
-        table.add_row(name, said[0], *shape, *said[1:])
+        table.rows.append([name, "?" if traits is None else _yes(traits.decays), *shape])
     return table
 
 
-def _needs(measured: dict[str, Measured], width: int) -> Table:
-    table = _table("sides and costs", f"state: numbers that a step remembers; after {STEPS} tokens, width {width}.")
-    for name in ("causal", "both sides", "time", "state", f"after {STEPS}"):
-        table.add_column(name, justify="right" if name.startswith("after") else "left")
+def _cost_table(measured: dict[str, Measured], width: int) -> Sheet:
+    columns = [Column("layer"), Column("sides"), Column("time"), Column("state", wrap=True)]
+    table = Sheet("sides and costs", [*columns, Column(f"after {STEPS}", number=True)])
     for name, found in measured.items():
-        chosen = mixer_class(name)
-        cost, state = ("?", "?") if chosen.traits is None else (chosen.traits.cost, chosen.traits.state or "–")
+        traits, (causal, both) = find_mixer(name).traits, seen_sides(name)
+        cost, state = ("?", "?") if traits is None else (traits.cost, traits.state or "–")
         counted = "–" if found.state is None else f"{found.state:,}"
-        table.add_row(name, *map(_yes, sides(chosen)), cost, state, counted)
-    return table
-
-
-def _table(title: str, caption: str) -> Table:
-    table = Table(title=title, title_justify="left", caption=escape(caption), caption_justify="left")
-    table.add_column("layer", no_wrap=True)
+        side = "either" if causal and both else "causal" if causal else "both"
+        table.rows.append([name, side, cost, state, counted])
+    table.notes.append(f"state: numbers that a step remembers; after {STEPS} tokens, width {width}.")
     return table
 
 
@@ -171,8 +182,10 @@ def _yes(value: bool) -> str:
 
 DESIGN = (
     "R: explicit regularization, U.I: unique initialization, G: gating, C: complex parameters, N: normalization, "
-    "non-rec.: trains without recurrence; the paper's layers as in its Table 10.\n"
+    "non-rec.: trains without recurrence; the paper's layers as in its Table 10."
+)
+SHAPE = (
     "k[n]: weight of the input n steps back. far/near: mean |k| of the last quarter of all distances over that of the "
     "first; !: not below 0.5 though the layer is said to decay, or below though it is not. rate: of exponential decay, "
-    "a token. roughness: mean |k[n+1] - k[n]| / mean |k[n]|, 0 if constant, 1.41 if independent."
+    "a token. rough: roughness, mean |k[n+1] - k[n]| / mean |k[n]|, 0 if constant, 1.41 if independent."
 )

@@ -11,14 +11,16 @@ New samples in each epoch of training; sample i of an epoch depends on nothing b
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from longlens.tasks.base import SPLITS, Head, Metric, Spec, SplitName, Task, register
-from longlens.tasks.datasets import Samples
-from longlens.tasks.stream import Stream, normal_of_bits
+from longlens.data.datasets import SPLITS, Metric, Samples, SplitName
+from longlens.data.stream import Stream, normal_of_bits
+from longlens.options import Seed
+from longlens.tasks.base import Head, Length, Sizes, Spec, Task, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,28 +28,23 @@ class Atomic(Task):
     """An operation on a sequence of real numbers.
 
     Args:
-        length: numbers in a sequence.
-        sizes: samples of an epoch of training, of validation and of test.
-        seed: another seed gives other samples.
+        max_length: Numbers in a sequence.
+        sizes: Samples of an epoch of training, of validation and of test.
+        seed: Seed of the generated samples.
     """
 
-    length: int = 512
-    sizes: tuple[int, int, int] = (16_000, 2_000, 2_000)
-    seed: int = 0
+    max_length: Length = 512
+    sizes: Sizes = (16_000, 2_000, 2_000)
+    seed: Seed = 0
 
+    aliases: ClassVar[Mapping[str, str]] = {"length": "max_length"}
     origin: ClassVar[str] = "generated"
     head: ClassVar[Head] = "regress"
     metric: ClassVar[Metric] = "r2"
 
-    def __post_init__(self) -> None:
-        if self.length < 1 or len(self.sizes) != 3 or min(self.sizes) < 1:
-            raise ValueError(
-                f"length is {self.length} and sizes are {self.sizes}; a length and three sizes of at least 1 are needed"
-            )
-
     @property
     def spec(self) -> Spec:
-        return Spec("real", 3, self.length, self.head, 1, self.metric, positions=self.length)
+        return Spec("real", 3, self.max_length, self.head, 1, self.metric, positions=self.max_length)
 
     def load(self, name: SplitName, epoch: int) -> "AtomicSplit":
         size = self.sizes[SPLITS.index(name)]
@@ -58,7 +55,7 @@ class Atomic(Task):
         """Random numbers that a sample is made of."""
 
     @abstractmethod
-    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (B, L, channels) and targets (B, positions) from random bits (B, n)."""
 
     def render(self, samples: Samples, row: int) -> str:
@@ -70,9 +67,9 @@ class Running(Atomic):
     """A number for each number, of it and those before it."""
 
     def bits(self) -> int:
-        return self.length
+        return self.max_length
 
-    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = _values(bits)
         return _with_positions(values), self.target(values)
 
@@ -103,29 +100,24 @@ class Select(Atomic):
     """Repeat the marked numbers of a sequence, in order.
 
     Args:
-        length: numbers that are not marked.
-        marked: numbers that are.
-        sizes: samples of an epoch of training, of validation and of test.
-        seed: another seed gives other samples.
+        max_length: Numbers that are not marked; a sequence has twice the marked ones besides.
+        marked: Numbers that are marked.
+        sizes: Samples of an epoch of training, of validation and of test.
+        seed: Seed of the generated samples.
     """
 
-    marked: int = 32
+    marked: Length = 32
 
     summary: ClassVar[str] = "repeat the marked ones of many real numbers"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.marked < 1:
-            raise ValueError(f"marked is {self.marked}; it must be at least 1")
-
     @property
     def spec(self) -> Spec:
-        return Spec("real", 4, self.length + 2 * self.marked, self.head, 1, self.metric, positions=self.marked)
+        return Spec("real", 4, self.max_length + 2 * self.marked, self.head, 1, self.metric, positions=self.marked)
 
     def bits(self) -> int:
-        return 2 * (self.length + self.marked)
+        return 2 * (self.max_length + self.marked)
 
-    def make(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for_values, for_places = np.split(bits, 2, axis=1)
         places = np.sort(np.argsort(for_places, axis=1, kind="stable")[:, : self.marked], axis=1)
         values = np.pad(_values(for_values), ((0, 0), (0, self.marked)))
@@ -153,7 +145,7 @@ class AtomicSplit:
         count = self.task.bits()
         streams = (Stream("atomic", self.task.seed, *self.key, index) for index in indices.tolist())
         bits = np.stack([stream.raw(count) for stream in streams]) if len(indices) else np.empty((0, count), np.uint64)
-        inputs, targets = self.task.make(bits)
+        inputs, targets = self.task.sample(bits)
         lengths = np.full(len(indices), inputs.shape[1], dtype=np.int64)
         return Samples(inputs.astype(np.float32), lengths, targets.astype(np.float32))
 

@@ -1,29 +1,37 @@
 """What a task is, and how to get one by its name."""
 
 import hashlib
+import inspect
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from longlens.options import from_options
+from longlens.data import store
+from longlens.data.datasets import SPLITS as SPLITS
+from longlens.data.datasets import Metric, Samples, Sequences, Split, SplitName, Subset, offsets_of
+from longlens.data.sources import Source
+from longlens.data.store import Details, Prepared, Writer
+from longlens.data.stream import Stream
+from longlens.errors import BadInput
+from longlens.options import Is, Option, Options, Seed, Size
 from longlens.registry import Registry
-from longlens.tasks import store
-from longlens.tasks.datasets import Samples, Sequences, Split, Subset, offsets_of
-from longlens.tasks.store import Details, Prepared, Writer
-from longlens.tasks.stream import Stream
 
 if TYPE_CHECKING:
-    from longlens.tasks.batches import Batches
+    from longlens.data.batches import Batches
 
-SplitName = Literal["train", "valid", "test"]
 Head = Literal["classify", "match", "regress", "language"]
-Metric = Literal["accuracy", "r2", "bits_per_byte", "perplexity"]
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+Length = Annotated[int, Ge(1), Le(2**24), Is("a whole number from 1 to 16,777,216")]
+EndedLength = Annotated[int, Ge(2), Le(2**24), Is("a whole number from 2 to 16,777,216")]  # with an end token
+Sizes = tuple[Size, Size, Size]  # of training, validation and test
+
+_Task = TypeVar("_Task", bound="type[Task]")
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,19 @@ class Spec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Options, ABC):
     """A task: data in three splits, a head and a metric. Its fields are its options.
 
     Tasks import no torch, so that options can be listed and data prepared without it.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # which ``register`` sets
     summary: ClassVar[str]
     origin: ClassVar[str]  # where the data comes from, in a word
     head: ClassVar[Head]
     metric: ClassVar[Metric]
     version: ClassVar[int] = 1  # a new number when the same options give other samples
+    aliases: ClassVar[Mapping[str, str]] = {}  # old names of options, and their names
 
     @property
     @abstractmethod
@@ -62,39 +71,49 @@ class Task(ABC):
     def load(self, name: SplitName, epoch: int) -> Split:
         """The samples of a split. Only tasks that make new samples for each epoch of training look at ``epoch``."""
 
+    @classmethod
+    def make(cls, values: Mapping[str, Any], what: str) -> Self:
+        given = dict(values)
+        for old, new in cls.aliases.items():
+            if old in given:
+                if new in given:
+                    raise BadInput(f"{what} needs {new!r} once, got it and its old name {old!r}")
+                given[new] = given.pop(old)
+        return super().make(given, what)
+
     def split(self, name: SplitName, epoch: int = 0) -> Split:
         """The samples of a split, whose ``take(indices)`` gives padded arrays."""
-        if name not in SPLITS:
-            raise ValueError(f"split is {name!r}; it can be {', '.join(SPLITS)}")
-        return self.load(name, epoch)
+        return self.load(Option("split", SplitName).check(name), epoch)
 
     @property
     def title(self) -> str:
-        """The name for tables, with the options that were changed: ``text8 (stand-in, context=128)``."""
-        changed = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                changed.append(field.name.replace("_", "-") if value is True else f"{field.name}={value}")
+        """The name for tables, with the options that were changed: ``text8 (max_length=128, stand-in)``."""
+        changed = [
+            name.replace("_", "-") if value is True else f"{name}={value}" for name, value in self._changed().items()
+        ]
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     @property
     def slug(self) -> str:
         """The name for folders: ``text8-stand-in``, ``listops-release``. Other options do not show in it."""
-        flags = (f.name for f in fields(self) if getattr(self, f.name) is True and f.default is False)
+        flags = (field.name for field in fields(self) if getattr(self, field.name) is True and field.default is False)
         return "-".join([self.name, *flags]).replace("_", "-")
+
+    def _changed(self) -> dict[str, Any]:
+        """The options that are not at their defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def vocabulary(self) -> list[str] | None:
         """The symbols of the tokens, if its inputs are tokens."""
         return None
 
     def fingerprint(self) -> str:
-        """Another one if the data is another: a result belongs to it."""
+        """Identifies the data: a result belongs to it."""
         return f"{self.name}-{self.version}"
 
     def batches(self, split: SplitName, batch_size: int, *, epoch: int = 0, **options: Any) -> "Batches":
-        """The batches of one epoch: see ``longlens.tasks.batches.Batches`` for the options."""
-        from longlens.tasks.batches import Batches
+        """The batches of one epoch: see ``longlens.data.batches.Batches`` for the options."""
+        from longlens.data.batches import Batches
 
         return Batches(self.split(split, epoch), batch_size, epoch=epoch, **options)
 
@@ -105,7 +124,7 @@ class Task(ABC):
         number of cores); ``force`` makes the set again.
         """
         if source is not None:
-            raise ValueError(f"{self.name} makes its samples when they are used: there is nothing to import")
+            raise BadInput(f"{self.name} makes its samples when they are used: there is nothing to import")
 
     def is_prepared(self) -> bool:
         """Whether nothing has to be generated, downloaded or imported first."""
@@ -130,38 +149,52 @@ class StoredTask(Task):
         return self.name
 
     @abstractmethod
-    def recipe(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """All that decides the bytes of the stored set."""
 
     @abstractmethod
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         """Write the arrays; return what is worth noting about them."""
 
+    def check_source(self, source: Path) -> None:
+        """Refuse what cannot be imported."""
+        Source(source)
+
+    def import_command(self) -> str:
+        """The command that imports the data of this task."""
+        words = ["longlens", "data", "prepare", self.name]
+        for name, value in self._changed().items():
+            words += [f"--{name.replace('_', '-')}"]
+            words += [] if value is True else map(str, value) if isinstance(value, tuple) else [str(value)]
+        return shlex.join([*words, "--from", "DIR"])
+
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers is {workers}; it must be at least 1")
-        path = None if source is None else Path(source).expanduser().absolute()
-        if path is not None and not force and self.is_prepared() and "stand_in" in self.prepared.details:
-            before = self.prepared.details["source"]
-            if before != str(path):
-                raise ValueError(f"the stand-in for {self.name} was made from {before}; force replaces it by {path}")
-        store.prepare(
-            self.store_name(), self.recipe(), lambda writer: self.build(writer, path, workers), force=force
-        )  # fmt: skip
+        workers = Option("workers", Size | None).check(workers)
+        path = None if source is None else store.expand(source, "--from").absolute()
+        if path is not None:
+            self.check_source(path)
+            if not force and self.is_prepared() and "stand_in" in self.prepared.details:
+                before = self.prepared.details.get("source")
+                if before != str(path):
+                    raise BadInput(f"the stand-in for {self.name} was made from {before}; force replaces it by {path}")
+        store.prepare(self.store_name(), self.identity(), lambda writer: self.build(writer, path, workers), force=force)
         vars(self).pop("prepared", None)
 
     def is_prepared(self) -> bool:
         return store.is_prepared(self.folder())
 
     def folder(self) -> Path:
-        return store.set_folder(self.store_name(), self.recipe())
+        """Where the stored set is or will be."""
+        return store.set_folder(self.store_name(), self.identity())
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The stored set; made now if it is not there."""
+        """The stored set, compared with its checksums; made now if it is not there."""
         if not self.is_prepared():
             self.prepare()
-        return Prepared(self.folder())
+        prepared = Prepared(self.folder())
+        prepared.check()
+        return prepared
 
     def fingerprint(self) -> str:
         """The checksums of all stored arrays in one; prepares the set if it is not there."""
@@ -179,18 +212,19 @@ class TrainTestTask(StoredTask):
     """A stored set that comes with a training and a test set only: some of the former is held out for validation.
 
     Args:
-        valid_size: training samples held out for validation.
-        seed: which ones.
+        valid_size: Training samples held out for validation.
+        seed: Seed that decides which samples are held out.
     """
 
-    valid_size: int
-    seed: int = 0
+    valid_size: Size
+    seed: Seed = 0
 
     sizes: ClassVar[Mapping[str, int]]  # of the training and the test set
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid_size < self.sizes["train"]:
-            raise ValueError(f"valid_size is {self.valid_size}; it must be between 1 and {self.sizes['train'] - 1:,}")
+        super().__post_init__()
+        if self.valid_size >= self.sizes["train"]:
+            raise BadInput(f"valid_size must be below {self.sizes['train']:,}, got {self.valid_size:,}")
 
     @abstractmethod
     def stored(self, name: Literal["train", "test"]) -> Split:
@@ -205,38 +239,54 @@ class TrainTestTask(StoredTask):
         return Subset(train, np.sort(chosen))
 
 
-_REGISTRY: Registry[Task] = Registry(
-    "task",
-    {
-        "listops": "longlens.tasks.listops",
-        "text": "longlens.tasks.text",
-        "retrieval": "longlens.tasks.retrieval",
-        "image": "longlens.tasks.image",
-        "pathfinder": "longlens.tasks.pathfinder",
-        "path-x": "longlens.tasks.pathfinder",
-        "smnist": "longlens.tasks.mnist",
-        "pmnist": "longlens.tasks.mnist",
-        "atomic-select": "longlens.tasks.atomic",
-        "atomic-cummax": "longlens.tasks.atomic",
-        "atomic-cumsum": "longlens.tasks.atomic",
-        "text8": "longlens.tasks.language",
-        "enwik8": "longlens.tasks.language",
-        "wikitext-103": "longlens.tasks.language",
-        "wikitext-2": "longlens.tasks.language",
-        "files": "longlens.tasks.files",
-    },
-)
-register = _REGISTRY.register  # @register("my-task") above a Task makes it one that create_task knows
+REGISTRY: Registry[type[Task]] = Registry("task", "longlens.tasks")
+
+
+def register(name: str) -> Callable[[_Task], _Task]:
+    """Above a Task: a name by which ``create_task`` and the commands know it."""
+
+    def add(task: _Task) -> _Task:
+        _check_class(name, task)
+        before = REGISTRY.entries.get(name)
+        if before is not None and before.__qualname__ != task.__qualname__:
+            raise BadInput(f"there is a task {name!r} already: choose another name")
+        REGISTRY.add(name, task, task.__module__)
+        task.name = name
+        return task
+
+    return add
+
+
+def _check_class(name: str, task: type) -> None:
+    """A user's class that lacks something is refused here, and not by each command that lists all tasks."""
+    if not issubclass(task, Task):
+        raise BadInput(f"task {name!r} must be a class derived from longlens.tasks.base.Task, got {task.__name__}")
+    for attribute in ("summary", "origin"):
+        value = getattr(task, attribute, None)
+        if not isinstance(value, str) or not value:
+            raise BadInput(f'task {name!r} must say its {attribute}: set {attribute} = "…" in {task.__name__}')
+    for attribute, allowed in (("head", get_args(Head)), ("metric", get_args(Metric))):
+        if getattr(task, attribute, None) not in allowed:
+            listed = ", ".join(allowed)
+            raise BadInput(
+                f"task {name!r} must say its {attribute}: set {attribute} in {task.__name__}, one of {listed}"
+            )
+    if missing := ", ".join(sorted(getattr(task, "__abstractmethods__", ()))):
+        raise BadInput(f"task {name!r} must define {missing} in {task.__name__}")
+    for field, hint in inspect.get_annotations(task).items():
+        if "ClassVar" not in str(hint) and field not in task.__dataclass_fields__:
+            dataclass_line = "@dataclass(frozen=True, kw_only=True)"
+            raise BadInput(f"task {name!r} has an option {field!r} only with {dataclass_line} above {task.__name__}")
 
 
 def list_tasks() -> list[str]:
     """The names of all tasks."""
-    return _REGISTRY.names()
+    return REGISTRY.names()
 
 
-def task_class(name: str) -> type[Task]:
+def find_task(name: str) -> type[Task]:
     """The class of a task, by its name."""
-    return _REGISTRY.find(name)
+    return REGISTRY.find(name)
 
 
 def create_task(name: str, **options: Any) -> Task:
@@ -245,9 +295,4 @@ def create_task(name: str, **options: Any) -> Task:
     Nothing is generated or downloaded before its data is used or ``prepare`` is called. ``list_tasks()`` has the names;
     the options are the fields of the task's class: ``help(create_task("listops"))`` describes them.
     """
-    return from_options(task_class(name), f"task {name!r}", options)
-
-
-def task_options(task: Task) -> dict[str, Any]:
-    """The options that make this task again."""
-    return asdict(task)
+    return find_task(name).make(options, f"task {name!r}")

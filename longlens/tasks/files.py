@@ -11,17 +11,19 @@ a sample of each class stays. A single file may have any name, and is cut into t
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import SPLITS, Head, Metric, Spec, SplitName, StoredTask, register
-from longlens.tasks.datasets import Samples, Sequences, as_tokens, offsets_of
-from longlens.tasks.store import Details, Writer
-from longlens.tasks.stream import Stream
-from longlens.tasks.tables import Table, companions, find_files, read_table, take_rows
+from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, as_tokens, offsets_of
+from longlens.data.readers import Records, companions, find_files, read_records
+from longlens.data.store import Details, Writer, expand
+from longlens.data.stream import Stream
+from longlens.errors import BadInput
+from longlens.options import Fraction, Seed, Size, shorten
+from longlens.tasks.base import Head, Length, Spec, StoredTask, register
 
 SPECIALS = ("<pad>", "<unk>")  # before the values of a vocabulary
 UNK = 1
@@ -33,26 +35,26 @@ class Files(StoredTask):
     """Your own sequences, from a folder of CSV, JSONL or .npy files.
 
     Args:
-        path: the folder, or one file.
-        inputs: tokens (whole numbers or characters) or real numbers. By default, texts are tokens, and so are numbers
+        path: Folder with the files, or one file.
+        inputs: Tokens (whole numbers or characters) or real numbers. By default, texts are tokens, and so are numbers
             if all are written without a fraction (1, not 1.0) and in one channel.
-        labels: classes, or numbers to be predicted. By default, they are to be predicted if one has a fraction.
-        standardize: shift and scale real inputs, channel by channel, and numbers to be predicted, to mean 0 and
+        labels: Classes, or numbers to be predicted. By default, they are to be predicted if one has a fraction.
+        standardize: Shift and scale real inputs, channel by channel, and numbers to be predicted, to mean 0 and
             deviation 1 over the training set.
-        max_length: cut longer sequences to this. By default none is cut.
-        valid_share: the part that is held out for validation, if there is no file of it.
-        test_share: the part that is held out for the test, if there is no file of it.
-        seed: which samples are held out.
+        max_length: Length to which longer sequences are cut; none are cut by default.
+        valid_share: Fraction of the training set held out for validation, if there is no file of it.
+        test_share: Fraction of the training set held out for the test, if there is no file of it.
+        seed: Seed that decides which samples are held out.
     """
 
     path: str
     inputs: Literal["auto", "tokens", "real"] = "auto"
     labels: Literal["auto", "classes", "numbers"] = "auto"
     standardize: bool = True
-    max_length: int | None = None
-    valid_share: float = 0.1
-    test_share: float = 0.1
-    seed: int = 0
+    max_length: Length | None = None
+    valid_share: Fraction = 0.1
+    test_share: Fraction = 0.1
+    seed: Seed = 0
 
     summary: ClassVar[str] = "your own sequences: a folder of CSV, JSONL or .npy files"
     origin: ClassVar[str] = "your own files"
@@ -60,20 +62,21 @@ class Files(StoredTask):
     metric: ClassVar[Metric] = "accuracy"  # or r2
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", str(Path(self.path).expanduser()))  # a Path is welcome, but not in meta.json
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length is {self.max_length}; it must be at least 1")
-        if not (self.valid_share > 0 and self.test_share > 0 and self.valid_share + self.test_share < 1):
-            shares = f"valid_share is {self.valid_share} and test_share is {self.test_share}"
-            raise ValueError(f"{shares}; both must be above 0, and together below 1")
+        super().__post_init__()
+        object.__setattr__(self, "path", str(expand(self.path, "path")))
+        if self.valid_share + self.test_share >= 1:
+            given = f"{self.valid_share} and {self.test_share}"
+            raise BadInput(f"valid_share and test_share must be below 1 together, got {given}")
 
     @property
     def spec(self) -> Spec:
-        details = self.prepared.details
-        length = min(details["max_length"], self.max_length or details["max_length"])
-        if "classes" in details:
-            return Spec(details["inputs"], details["size"], length, "classify", len(details["classes"]), "accuracy")
-        return Spec(details["inputs"], details["size"], length, "regress", 1, "r2")
+        prepared = self.prepared
+        inputs: Any = prepared.detail("inputs", Literal["tokens", "real"])
+        size, longest = prepared.detail("size", Size), prepared.detail("max_length", Size)
+        length = min(longest, self.max_length or longest)
+        if "classes" in prepared.details:
+            return Spec(inputs, size, length, "classify", len(prepared.detail("classes", list[str])), "accuracy")
+        return Spec(inputs, size, length, "regress", 1, "r2")
 
     @property
     def title(self) -> str:
@@ -84,29 +87,30 @@ class Files(StoredTask):
         return "files-" + re.sub(r"[^\w.-]+", "-", Path(self.path).resolve().name)
 
     def vocabulary(self) -> list[str] | None:
-        return self.prepared.details.get("symbols")
+        return self.prepared.detail("symbols", list[str]) if "symbols" in self.prepared.details else None
 
     def load(self, name: SplitName, epoch: int) -> Sequences:
         values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
-        transform = np.asarray if self.prepared.details["inputs"] == "real" else as_tokens
+        transform = np.asarray if self.vocabulary() is None else as_tokens
         return Sequences(values, offsets_of(lengths), labels, transform=transform, max_length=self.max_length)
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         files = [part for file in find_files(Path(self.path)).values() for part in companions(file) if part.exists()]
         stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        options = asdict(self) | {"path": str(Path(self.path).resolve())}
+        options = self.values() | {"path": str(Path(self.path).resolve())}
         del options["max_length"]  # sequences are stored whole
         return {"version": 1, "files": stamps, **options}
 
+    def check_source(self, source: Path) -> None:
+        raise BadInput("the task 'files' reads its own --path: leave out --from")
+
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        if source is not None:
-            raise ValueError("the task 'files' reads its own --path: leave out --from")
         found = find_files(Path(self.path))
-        tables = {split: read_table(found[split]) for split in SPLITS if split in found}
+        tables = {split: read_records(found[split]) for split in SPLITS if split in found}
         for split, table in tables.items():
             if table.kind != tables["train"].kind:
                 kinds = f"{found[split]} has {table.kind} as inputs, but {found['train'].name} {tables['train'].kind}"
-                raise ValueError(f"{kinds}; they must be of one kind")
+                raise BadInput(f"{kinds}; they must be of one kind")
         label_details, tables = self._encode_labels(tables)
         tables = self._hold_out(tables, len(label_details.get("classes", [])))
         input_details, inputs = self._encode_inputs(tables)
@@ -121,31 +125,37 @@ class Files(StoredTask):
         sizes = {split: len(tables[split].lengths) for split in SPLITS}
         return {"sizes": sizes, "max_length": longest, "source": self.path, **input_details, **label_details}
 
-    def _encode_labels(self, tables: dict[str, Table]) -> tuple[Details, dict[str, Table]]:
+    def _encode_labels(self, tables: dict[str, Records]) -> tuple[Details, dict[str, Records]]:
         """Labels as float64, or as int64 places in the list of classes."""
         labels = [label for table in tables.values() for label in table.labels]
         texts = [label for label in labels if isinstance(label, str)]
         fractions = [label for label in labels if isinstance(label, float) and not label.is_integer()]
         if texts and self.labels == "numbers":
-            raise ValueError(f"the label {texts[0]!r} in {self.path} is not a number; labels='classes' allows texts")
+            raise BadInput(
+                f"the label {shorten(texts[0])!r} in {self.path} is not a number; labels='classes' allows texts"
+            )
         if texts and fractions and self.labels == "auto":
-            mixed = f"the labels in {self.path} are numbers such as {fractions[0]} and texts such as {texts[0]!r}"
-            raise ValueError(f"{mixed}; correct them, or use labels='classes' if all are names of classes")
+            mixed = (
+                f"the labels in {self.path} are numbers such as {fractions[0]} and texts such as {shorten(texts[0])!r}"
+            )
+            raise BadInput(f"{mixed}; correct them, or use labels='classes' if all are names of classes")
         if len(set(labels)) < 2:
-            raise ValueError(f"all labels in {self.path} are {labels[0]!r}; there must be two different ones at least")
+            raise BadInput(
+                f"all labels in {self.path} are {shorten(labels[0])}; there must be two different ones at least"
+            )
         if self.labels == "numbers" or (self.labels == "auto" and fractions):
             return {}, {split: t._replace(labels=t.labels.astype(np.float64)) for split, t in tables.items()}
         classes = sorted(set(tables["train"].labels), key=lambda label: (isinstance(label, str), label))
         place = {label: index for index, label in enumerate(classes)}  # 1 and 1.0 are the same key
         for label in labels:
             if label not in place:
-                missing = f"the training set of {self.path} has no label {label!r}, but another split has"
-                raise ValueError(f"{missing}; add samples of it, or use labels='numbers' if they are to be predicted")
+                missing = f"the training set of {self.path} has no label {shorten(label)}, but another split has"
+                raise BadInput(f"{missing}; add samples of it, or use labels='numbers' if they are to be predicted")
         names = [str(int(c)) if isinstance(c, float) and c.is_integer() else str(c) for c in classes]
         encoded = {split: np.array([place[label] for label in table.labels]) for split, table in tables.items()}
         return {"classes": names}, {split: tables[split]._replace(labels=encoded[split]) for split in tables}
 
-    def _hold_out(self, tables: dict[str, Table], classes: int) -> dict[str, Table]:
+    def _hold_out(self, tables: dict[str, Records], classes: int) -> dict[str, Records]:
         """Train, valid and test; what has no file is held out of the training set."""
         train = tables["train"]
         count = len(train.lengths)
@@ -163,19 +173,19 @@ class Files(StoredTask):
                 few = (
                     f"{self.path} has too few sequences, {count}{f' of {classes} classes' if classes else ''}, to hold"
                 )
-                raise ValueError(f"{few} out a {split} set of {share:.0%}; change {split}_share, or add a {split} file")
-            parts[split] = take_rows(train, order[held : held + size])
+                raise BadInput(f"{few} out a {split} set of {share:.0%}; change {split}_share, or add a {split} file")
+            parts[split] = train.take(order[held : held + size])
             held += size
-        return {"train": take_rows(train, order[held:]), **parts}
+        return {"train": train.take(order[held:]), **parts}
 
-    def _encode_inputs(self, tables: dict[str, Table]) -> tuple[Details, dict[str, np.ndarray]]:
+    def _encode_inputs(self, tables: dict[str, Records]) -> tuple[Details, dict[str, np.ndarray]]:
         """Inputs as int32 tokens (total,) or float32 numbers (total, C)."""
         text, values = tables["train"].kind == "texts", {split: table.values for split, table in tables.items()}
         one_channel = values["train"].ndim == 1
         if self.inputs == "real" and text:
-            raise ValueError(f"the inputs in {self.path} are texts, not real numbers; use inputs='tokens'")
+            raise BadInput(f"the inputs in {self.path} are texts, not real numbers; use inputs='tokens'")
         if self.inputs == "tokens" and not (one_channel and all((v == np.floor(v)).all() for v in values.values())):
-            raise ValueError(f"the inputs in {self.path} are not all whole numbers in one channel; use inputs='real'")
+            raise BadInput(f"the inputs in {self.path} are not all whole numbers in one channel; use inputs='real'")
         written_whole = all(np.issubdtype(v.dtype, np.integer) for v in values.values())
         if self.inputs == "tokens" or (self.inputs == "auto" and one_channel and written_whole):
             return _tokens(values, text)
@@ -195,15 +205,18 @@ class Files(StoredTask):
         return mean.tolist(), deviation.tolist(), scaled
 
     def render(self, samples: Samples, row: int) -> str:
-        details = self.prepared.details
+        prepared = self.prepared
         inputs = samples.inputs[row, : samples.lengths[row]]
-        if details["inputs"] == "real":
+        symbols = self.vocabulary()
+        if symbols is None:
             with np.printoptions(precision=3, suppress=True, threshold=40, linewidth=110):
                 shown = str(inputs.squeeze(-1) if inputs.shape[1] == 1 else inputs)
         else:
-            shown = ("" if details["text"] else " ").join(details["symbols"][i] for i in inputs)
+            shown = ("" if prepared.detail("text", bool) else " ").join(symbols[i] for i in inputs)
         target = samples.targets[row]
-        return f"{shown}\n= {details['classes'][target] if 'classes' in details else target}"
+        return (
+            f"{shown}\n= {prepared.detail('classes', list[str])[target] if 'classes' in prepared.details else target}"
+        )
 
 
 def _tokens(values: dict[str, np.ndarray], text: bool) -> tuple[Details, dict[str, np.ndarray]]:

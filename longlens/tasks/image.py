@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import Head, Metric, Spec, TrainTestTask, register
-from longlens.tasks.datasets import Images, Samples
-from longlens.tasks.sources import Remote, official
-from longlens.tasks.store import Details, Writer
+from longlens.data.datasets import Images, Metric, Samples
+from longlens.data.sources import Remote, official
+from longlens.data.store import Details, Writer
+from longlens.errors import BadInput
+from longlens.options import Size
+from longlens.tasks.base import Head, Spec, TrainTestTask, register
 
 SIDE = 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -25,7 +27,8 @@ ARCHIVE = Remote(
 )
 MEAN, DEVIATION = 122.6, 61.0
 _FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
-_IMAGES_A_FILE = 10_000
+_RECORD = 1 + 3 * SIDE * SIDE  # bytes of an image: a label and three colors
+_FILE = 10_000 * _RECORD  # bytes of a file
 _SHA256 = {
     "train": "ba050e58bb874b081f77dab76537085cd66c7778dbfbc20c17ea7104cb8b50e5",
     "test": "b9698215d9a6d2228321c682cef103cb1a55961ab5f8a0144fba5ff31788d276",
@@ -38,11 +41,11 @@ class Image(TrainTestTask):
     """CIFAR-10 in gray, pixel by pixel.
 
     Args:
-        valid_size: training images held out for validation.
-        seed: which ones.
+        valid_size: Training images held out for validation.
+        seed: Seed that decides which images are held out.
     """
 
-    valid_size: int = 5_000
+    valid_size: Size = 5_000
 
     summary: ClassVar[str] = "CIFAR-10 in gray, pixel by pixel"
     origin: ClassVar[str] = "download, 170 MB"
@@ -58,25 +61,24 @@ class Image(TrainTestTask):
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
         return Images(pixels, labels, normalize)
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"data": "cifar-10", "version": 1, "gray": "ITU-R 601"}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        found = official(source, ARCHIVE)
-        files = {Path(name).name: data for name, data in found.files(r"(.*/)?(data_batch_[1-5]|test_batch)\.bin")}
+        found = official(source, ARCHIVE, self.import_command())
+        pattern = r"(.*/)?(data_batch_[1-5]|test_batch)\.bin"
+        files = {Path(name).name: data for name, data in found.files(pattern, limit=_FILE)}
         for split, names in _FILES.items():
             digest = sha256()
             for name in names:
                 if name not in files:
-                    raise ValueError(
-                        f"there is no file {name} in {found.path}: the binary CIFAR-10 is at {ARCHIVE.urls[0]}"
-                    )
+                    raise BadInput(f"there is no file {name} in {found.path}: CIFAR-10 is at {ARCHIVE.urls[0]}")
                 pixels, labels = _parse(files[name], name)
                 digest.update(pixels.tobytes() + labels.tobytes())
                 writer.append(split, "values", pixels)
                 writer.append(split, "labels", labels)
             if digest.hexdigest() != _SHA256[split]:
-                raise ValueError(
+                raise BadInput(
                     f"the {split} images in {found.path} have the form of CIFAR-10, but are not CIFAR-10: a set of "
                     "your own is read by the task 'files'"
                 )
@@ -101,12 +103,11 @@ def gray(color: np.ndarray) -> np.ndarray:
 
 
 def _parse(data: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A file of the binary version: for each image a byte of label and 3 × 1024 of color."""
-    record = 1 + 3 * SIDE * SIDE
-    if len(data) != _IMAGES_A_FILE * record:
-        raise ValueError(f"{name} has {len(data):,} bytes; a file of CIFAR-10 has {_IMAGES_A_FILE * record:,}")
-    records = np.frombuffer(data, np.uint8).reshape(-1, record)
+    """The gray pixels and the labels of a file of the binary version."""
+    if len(data) != _FILE:
+        raise BadInput(f"{name} must have the {_FILE:,} bytes of a file of CIFAR-10, got {len(data):,}")
+    records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     labels = records[:, 0].copy()
     if labels.max() > 9:
-        raise ValueError(f"{name} has a label {labels.max()}; the classes of CIFAR-10 go from 0 to 9")
+        raise BadInput(f"{name}: the labels of CIFAR-10 must be 0 to 9, got {labels.max()}")
     return gray(records[:, 1:].reshape(-1, 3, SIDE * SIDE)), labels

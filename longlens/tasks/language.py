@@ -6,39 +6,37 @@ text8 and enwik8 (Mahoney) are cut at 90 and 95 of their 100 million bytes, as e
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import md5, sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import SPLITS, Head, Metric, Spec, SplitName, StoredTask, register
-from longlens.tasks.datasets import Samples, Windows
-from longlens.tasks.sources import Remote, official
-from longlens.tasks.store import Details, Writer
+from longlens.data.datasets import SPLITS, Metric, Samples, SplitName, Windows
+from longlens.data.sources import Remote, Source, official
+from longlens.data.store import Details, Writer
+from longlens.errors import BadInput
+from longlens.tasks.base import Head, Length, Spec, StoredTask, register
 
 TEXT8_SYMBOLS = (" ", *"abcdefghijklmnopqrstuvwxyz")
 EOS = "<eos>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Language(StoredTask):
+class LanguageTask(StoredTask):
     """Predict the next token.
 
     Args:
-        context: tokens in a piece of text. Pieces do not overlap.
+        max_length: Tokens in a window of the text; windows do not overlap.
     """
 
-    context: int = 512
+    max_length: Length = 512
 
+    aliases: ClassVar[Mapping[str, str]] = {"context": "max_length"}
     head: ClassVar[Head] = "language"
     archive: ClassVar[Remote]
-
-    def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"context is {self.context}; it must be at least 1")
 
     @abstractmethod
     def vocabulary(self) -> list[str]: ...
@@ -46,10 +44,10 @@ class Language(StoredTask):
     @property
     def spec(self) -> Spec:
         size = len(self.vocabulary())
-        return Spec("tokens", size, self.context, self.head, size, self.metric)
+        return Spec("tokens", size, self.max_length, self.head, size, self.metric)
 
     def load(self, name: SplitName, epoch: int) -> Windows:
-        return Windows(self.prepared.array(name, "tokens"), self.context)
+        return Windows(self.prepared.array(name, "tokens"), self.max_length)
 
     @abstractmethod
     def decode(self, ids: np.ndarray) -> str:
@@ -63,12 +61,12 @@ class Language(StoredTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bytes(Language):
+class _Bytes(LanguageTask):
     """Predict the next byte of 100 million.
 
     Args:
-        context: bytes in a piece of text. Pieces do not overlap.
-        stand_in: accept a shorter file: a prefix. Everything made from it says so.
+        max_length: Bytes in a window of the text; windows do not overlap.
+        stand_in: Accept a shorter file, such as a prefix; everything made from it says so.
     """
 
     stand_in: bool = False
@@ -81,28 +79,28 @@ class _Bytes(Language):
     def store_name(self) -> str:
         return f"{self.name}-stand-in" if self.stand_in else self.name
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1, "stand_in": self.stand_in}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         if source is None and self.stand_in:
-            raise ValueError(f"a prefix of {self.name} is your own: give its folder with --from")
-        found = official(source, self.archive)
+            raise BadInput(f"a prefix of {self.name} is your own: run '{self.import_command()}', where DIR has it")
+        found = official(source, self.archive, self.import_command())
         data = found.read(self.name, limit=self.size)
         whole = len(data) == self.size
         if not whole and not self.stand_in:
-            raise ValueError(
+            raise BadInput(
                 f"{self.name} in {found.path} has {len(data):,} bytes; the official one has {self.size:,}, in "
                 f"{self.archive.urls[0]}. Or accept it as a prefix, by --stand-in"
             )
         if whole and not self.stand_in and md5(data).hexdigest() != self.md5:
-            raise ValueError(f"{self.name} in {found.path} is damaged: download it again from {self.archive.urls[0]}")
+            raise BadInput(f"{self.name} in {found.path} is damaged: download it again from {self.archive.urls[0]}")
         tokens = self.encode(np.frombuffer(data, np.uint8))
         bounds = [0, len(tokens) * 90 // 100, len(tokens) * 95 // 100, len(tokens)]
         sizes = {}
         for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             if high - low < 2:
-                raise ValueError(f"{self.name} in {found.path} has {len(data):,} bytes: too few for three splits")
+                raise BadInput(f"{self.name} in {found.path} has {len(data):,} bytes: too few for three splits")
             writer.append(split, "tokens", tokens[low:high])
             sizes[split] = high - low
         details: Details = {"sizes": sizes, "source": str(source or self.archive.urls[0])}
@@ -134,7 +132,7 @@ class Text8(_Bytes):
         table[[ord(symbol) for symbol in TEXT8_SYMBOLS]] = np.arange(len(TEXT8_SYMBOLS))
         tokens = table[data]
         if (tokens == 255).any():
-            raise ValueError(f"text8 has only a to z and spaces; this file has the byte {data[tokens == 255][0]}")
+            raise BadInput(f"text8 has only a to z and spaces; this file has the byte {data[tokens == 255][0]}")
         return tokens
 
     def decode(self, ids: np.ndarray) -> str:
@@ -161,44 +159,45 @@ class Enwik8(_Bytes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WikiText(Language):
+class _WikiText(LanguageTask):
     metric: ClassVar[Metric] = "perplexity"
     sizes: ClassVar[dict[str, int]]
     words: ClassVar[int]
 
     @property
     def spec(self) -> Spec:
-        return Spec("tokens", self.words, self.context, self.head, self.words, self.metric)
+        return Spec("tokens", self.words, self.max_length, self.head, self.words, self.metric)
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        found = official(source, self.archive)
-        ids: dict[str, int] = {}
-        for split, size in self.sizes.items():
-            file = f"wiki.{split}.tokens"
-            try:
-                # Lines end with "\n" only: splitlines would also cut at the odd Unicode separators of the text.
-                lines = found.read(f"{self.name}/{file}", file).decode().removesuffix("\n").split("\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file} in {found.path} is not UTF-8 text: {error}") from None
-            except ValueError as error:
-                raise ValueError(f"{error} ({self.archive.urls[0]} has it)") from None
-            if split == "train":
-                counts = Counter(chain.from_iterable(line.split() for line in lines))
-                counts[EOS] += len(lines)
-                ids = {word: index for index, (word, _) in enumerate(counts.most_common())}
-            unknown = ids.get("<unk>", 0)
-            words = chain.from_iterable((*line.split(), EOS) for line in lines)
-            tokens = np.fromiter((ids.get(word, unknown) for word in words), dtype=np.int32)
-            if len(tokens) != size:
-                raise ValueError(f"{file} in {found.path} has {len(tokens):,} tokens; {self.name} has {size:,}")
+        found = official(source, self.archive, self.import_command())
+        counts = Counter(self._words(found, "train"))
+        counts[EOS] = counts.pop(EOS)  # after words that are as frequent
+        if len(counts) != self.words:
+            raise BadInput(f"the training set in {found.path} must have {self.words:,} words, got {len(counts):,}")
+        ids = {word: index for index, (word, _) in enumerate(counts.most_common())}
+        unknown = ids.get("<unk>", 0)
+        for split in SPLITS:
+            tokens = np.fromiter((ids.get(word, unknown) for word in self._words(found, split)), dtype=np.int32)
             writer.append(split, "tokens", tokens)
-        if len(ids) != self.words:
-            raise ValueError(f"the training set in {found.path} has {len(ids):,} words; {self.name} has {self.words:,}")
         writer.append("train", "words", np.frombuffer("\n".join(ids).encode(), np.uint8))
         return {"sizes": self.sizes, "source": str(source or self.archive.urls[0])}
+
+    def _words(self, source: Source, split: SplitName) -> Iterator[str]:
+        """The words of a split, as many as there must be."""
+        file, size = f"wiki.{split}.tokens", self.sizes[split]
+        count = 0
+        for line in source.lines(f"{self.name}/{file}", file):
+            words = [*line.split(), EOS]
+            count += len(words)
+            if count > size:
+                break
+            yield from words
+        if count != size:
+            given = f"more than {size:,}" if count > size else f"{count:,}"
+            raise BadInput(f"{file} in {source.path} must have the {size:,} tokens of {self.name}, got {given}")
 
     def vocabulary(self) -> list[str]:
         """All words, most frequent first."""

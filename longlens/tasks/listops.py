@@ -10,64 +10,74 @@ Trees are grown level by level, thousands at a time, and evaluated from their to
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from longlens.tasks.base import SPLITS, Spec, SplitName, register
-from longlens.tasks.datasets import Samples, Sequences, offsets_of
-from longlens.tasks.generate import Block, GeneratedTask
-from longlens.tasks.sources import ARENA, Source
-from longlens.tasks.store import Details, Writer
-from longlens.tasks.stream import Stream
+from longlens.data.datasets import SPLITS, Samples, Sequences, SplitName, offsets_of
+from longlens.data.generate import Shard
+from longlens.data.sources import ARENA, Source
+from longlens.data.store import Details, Writer
+from longlens.data.stream import Stream
+from longlens.errors import BadInput
+from longlens.options import LARGEST, Count, Is, shorten
+from longlens.tasks.base import Length, Sizes, Spec, register
+from longlens.tasks.generated import ReleasedTask
 
 VOCABULARY = ("<pad>", "<unk>", "<eos>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
     VOCABULARY.index(symbol) for symbol in ("<eos>", "0", "[MIN", "[MAX", "[MED", "[SM", "X")
 )
-DIGIT_SHARE = 0.75  # of the nodes below the root
+DIGIT_PROBABILITY = 0.75  # of a node below the root
+MOST_NODES = 30_000_000  # of a level of all trees that grow together: more do not fit into memory
+MOST_INDENTED = 40  # levels of a drawn tree
+FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")  # of the arena's release
 _IDS = {symbol: index for index, symbol in enumerate(VOCABULARY)}
+
+Several = Annotated[int, Ge(2), Le(LARGEST), Is("a whole number of at least 2")]
 
 
 @register("listops")
 @dataclass(frozen=True, kw_only=True)
-class ListOps(GeneratedTask):
+class ListOps(ReleasedTask):
     """Evaluate nested list operations.
 
     Args:
-        sizes: samples for training, validation and test.
-        min_length: expressions have more tokens than this,
-        max_length: and fewer than this.
-        max_depth: levels of nesting, the digits included.
-        max_args: the most arguments of an operation.
-        release: the files of the arena's release, imported with --from, instead of generated expressions.
+        sizes: Samples for training, validation and test.
+        min_length: Shortest expression, in tokens (exclusive).
+        max_length: Longest expression, in tokens (exclusive).
+        max_depth: Levels of nesting, including the digits.
+        max_args: Largest number of arguments of an operation.
+        release: Import the files of the arena's release with --from, instead of generating expressions.
     """
 
-    sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)
-    min_length: int = 500
-    max_length: int = 2000
-    max_depth: int = 10
-    max_args: int = 10
-    release: bool = False
+    sizes: Sizes = (96_000, 2_000, 2_000)
+    min_length: Count = 500
+    max_length: Length = 2000
+    max_depth: Several = 10
+    max_args: Several = 10
 
     summary: ClassVar[str] = "evaluate nested list operations on digits"
-    block_size: ClassVar[int] = 1000
+    shard_size: ClassVar[int] = 1000
+    generator_options: ClassVar[tuple[str, ...]] = ("seed", "min_length", "max_depth", "max_args")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.release:
-            return self.refuse_with_release("seed", "min_length", "max_depth", "max_args")
-        if self.max_args < 2 or self.max_depth < 2:
-            raise ValueError(
-                f"max_args is {self.max_args} and max_depth is {self.max_depth}; both must be at least 2, or there is "
-                "nothing to compute"
-            )
-        longest = (self.max_args ** (self.max_depth - 1) * (self.max_args + 1) - 2) // (self.max_args - 1)
+            return
+        longest = _longest(self.max_args, self.max_depth, self.max_length)
         if max(self.min_length + 1, 4) > min(self.max_length - 1, longest):
-            raise ValueError(
+            raise BadInput(
                 f"no expression of depth {self.max_depth} with up to {self.max_args} arguments has more than "
                 f"min_length={self.min_length} and fewer than max_length={self.max_length} tokens: the "
                 f"shortest has 4, the longest {longest:,}"
+            )
+        nodes = _largest_level(self.max_args, self.max_depth, self.max_length)
+        if 2 * self.shard_size * nodes > MOST_NODES:
+            raise BadInput(
+                f"max_args must be smaller with max_depth={self.max_depth} and max_length={self.max_length}, got "
+                f"{self.max_args}: expressions would have {nodes:,.0f} tokens in a level before they are too long"
             )
 
     @property
@@ -77,41 +87,84 @@ class ListOps(GeneratedTask):
     def load(self, name: SplitName, epoch: int) -> Sequences:
         split = self.sequences(name, end=EOS)
         if (longest := split.lengths.max()) > self.max_length:  # a part of an expression has another value
-            raise ValueError(f"max_length is {self.max_length}, but an expression and its end have {longest} tokens")
+            raise BadInput(
+                f"max_length must be at least {longest}, the longest expression and its end, got {self.max_length}"
+            )
         return split
 
     def vocabulary(self) -> list[str]:
         return list(VOCABULARY)
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         if self.release:
             return {"task": self.name, "version": self.version, "release": True, "sizes": self.sizes}
-        return super().recipe()
+        return super().identity()
 
-    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        return _import_release(writer, source, self.sizes) if self.release else super().build(writer, source, workers)
-
-    def block(self, index: int) -> Block:
+    def shard(self, index: int) -> Shard:
         stream = Stream(self.name, self.version, self.seed, index)
-        found: list[Block] = []
-        tries = missing = self.block_size
-        while missing > 0:
-            grown = _grow(stream, 2 * self.block_size, self)
-            found.append(grown)
-            missing -= len(grown.lengths)
-            tries -= 1
-            if tries == 0:
-                raise ValueError(
+        found: list[Shard] = []
+        count = tries = 0
+        while count < self.shard_size:
+            found.append(_grow(stream, 2 * self.shard_size, self))
+            count += len(found[-1].lengths)
+            tries += 1
+            if 4 * count < tries and tries >= 40:  # at this rate a shard takes thousands of tries
+                raise BadInput(
                     f"expressions with {self.min_length} < tokens < {self.max_length} are too rare "
                     f"at depth {self.max_depth} with up to {self.max_args} arguments: widen the range, or go deeper"
                 )
-        lengths = np.concatenate([part.lengths for part in found])[: self.block_size]
+        lengths = np.concatenate([part.lengths for part in found])[: self.shard_size]
         values = np.concatenate([part.values for part in found])[: lengths.sum()]
-        return Block(values, lengths, evaluate(values, lengths))
+        return Shard(values, lengths, evaluate(values, lengths))
+
+    def import_release(self, writer: Writer, source: Path | None) -> Details:
+        """The arena's own files, every label computed again."""
+        if source is None:
+            raise BadInput(
+                f"run '{self.import_command()}', where DIR has the arena's ListOps files, which are in {ARENA}; or "
+                "leave out --release to generate expressions by the same rules"
+            )
+        for split, file, size in zip(SPLITS, FILES, self.sizes, strict=True):
+            tokens, labels = _read_release(Source(source, ARENA), file, size)
+            lengths = np.array([len(t) for t in tokens], dtype=np.int64)
+            values = np.concatenate(tokens)
+            try:
+                wrong = np.flatnonzero(evaluate(values, lengths) != labels)
+            except BadInput as error:
+                raise BadInput(f"{file} in {source}: {error}") from None
+            if len(wrong):
+                first = f"the label of expression {wrong[0] + 1} is not its value"
+                raise BadInput(f"{file} in {source}: {first}; {len(wrong):,} are wrong")
+            writer.append(split, "values", values)
+            writer.append(split, "lengths", lengths)
+            writer.append(split, "labels", labels)
+        return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
 
     def render(self, samples: Samples, row: int) -> str:
         tokens = samples.inputs[row, : samples.lengths[row]]
         return f"{draw_tree(tokens[tokens != EOS])}\n= {samples.targets[row]}"
+
+
+def _longest(max_args: int, max_depth: int, limit: int) -> int:
+    """Tokens of the longest expression; any number above ``limit`` stands for those above it."""
+    tokens, nodes = 0, 1
+    for _ in range(max_depth - 1):
+        tokens, nodes = tokens + 2 * nodes, nodes * max_args
+        if tokens > limit:
+            break
+    return tokens + nodes
+
+
+def _largest_level(max_args: int, max_depth: int, max_length: int) -> float:
+    """Nodes of the largest level that a tree is expected to have before it has grown too long."""
+    arguments = (2 + max_args) / 2
+    nodes, tokens = arguments, 2 + arguments
+    for _ in range(max_depth - 2):
+        if tokens >= max_length:
+            break
+        nodes *= max(1.0, (1 - DIGIT_PROBABILITY) * arguments)
+        tokens += nodes
+    return nodes
 
 
 class _Level(NamedTuple):
@@ -122,7 +175,7 @@ class _Level(NamedTuple):
     arguments: np.ndarray  # of its operations, in order
 
 
-def _grow(stream: Stream, count: int, rules: ListOps) -> Block:
+def _grow(stream: Stream, count: int, rules: ListOps) -> Shard:
     """The trees with a length in the range, of ``count`` grown from an operation (a digit would be too short)."""
     levels: list[_Level] = []
     lengths = np.zeros(count, dtype=np.int64)
@@ -133,7 +186,7 @@ def _grow(stream: Stream, count: int, rules: ListOps) -> Block:
         elif depth == 1:
             is_operation = np.ones(len(tree), dtype=bool)
         else:
-            is_operation = stream.uniform(len(tree)) >= DIGIT_SHARE
+            is_operation = stream.uniform(len(tree)) >= DIGIT_PROBABILITY
         operations = MIN + stream.integers(4, len(tree))
         token = np.where(is_operation, operations, ZERO + stream.integers(10, len(tree))).astype(np.uint8)
         lengths += np.bincount(tree, weights=1 + is_operation, minlength=count).astype(np.int64)
@@ -141,8 +194,10 @@ def _grow(stream: Stream, count: int, rules: ListOps) -> Block:
         levels.append(_Level(tree, token, arguments))
         # A tree that is too long already needs no more levels.
         open_tree = tree[is_operation]
-        going_on = lengths[open_tree] < rules.max_length
-        tree = np.repeat(open_tree[going_on], arguments[going_on])
+        grows = lengths[open_tree] < rules.max_length
+        tree = np.repeat(open_tree[grows], arguments[grows])
+        if not len(tree):
+            break
     good = (lengths > rules.min_length) & (lengths < rules.max_length)
     return _write_out([_keep(level, good) for level in levels], lengths[good])
 
@@ -154,7 +209,7 @@ def _keep(level: _Level, good: np.ndarray) -> _Level:
     return _Level(level.tree[kept], level.token[kept], level.arguments[kept[is_operation]])
 
 
-def _write_out(levels: list[_Level], lengths: np.ndarray) -> Block:
+def _write_out(levels: list[_Level], lengths: np.ndarray) -> Shard:
     """Trees as sequences: sizes of the subtrees from the leaves up, then places of the tokens from the root down."""
     sizes = [np.ones(len(level.token), dtype=np.int64) for level in levels]
     for size, level, child_size in zip(sizes[-2::-1], levels[-2::-1], sizes[:0:-1], strict=True):
@@ -170,7 +225,7 @@ def _write_out(levels: list[_Level], lengths: np.ndarray) -> Block:
             place = np.repeat(place[level.token >= MIN], level.arguments) + 1 + before - first
         else:
             place = place[:0]
-    return Block(values, lengths, np.empty(0, dtype=np.uint8))
+    return Shard(values, lengths, np.empty(0, dtype=np.uint8))
 
 
 def evaluate(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -181,13 +236,14 @@ def evaluate(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         lengths: (N,) tokens of each expression.
 
     Returns:
-        (N,) uint8, each 0 … 9. An expression that is not well formed raises ValueError with its number.
+        (N,) uint8, each 0 … 9. An expression that is not well formed raises BadInput with its number.
     """
     is_operation = (values >= MIN) & (values <= SM)
     depth = np.cumsum(is_operation.astype(np.int32) - (values == CLOSE))
     _check(values, lengths, is_operation, depth)
     nodes = np.flatnonzero(values != CLOSE)
-    level = (depth - is_operation)[nodes].astype(np.int16)  # two bytes are sorted by counting
+    level = (depth - is_operation)[nodes]
+    level = level.astype(np.int16 if level.max(initial=0) < 2**15 else np.int32)  # two bytes are sorted by counting
     in_levels = nodes[np.argsort(level, kind="stable")]  # where the nodes of each level are, in the order of the text
     bounds = offsets_of(np.bincount(level))
     result = values.astype(np.int64) - ZERO
@@ -232,7 +288,7 @@ def _check(values: np.ndarray, lengths: np.ndarray, is_operation: np.ndarray, de
         faults["it begins with a bracket that closes"] = np.flatnonzero(values[starts] == CLOSE)
     for reason, where in faults.items():
         if len(where):
-            raise ValueError(f"expression {where[0] + 1} cannot be evaluated: {reason}")
+            raise BadInput(f"expression {where[0] + 1} cannot be evaluated: {reason}")
 
 
 def _expression_of(place: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -262,63 +318,61 @@ def tokenize(text: str) -> np.ndarray:
     try:
         return np.array([_IDS[symbol] for symbol in symbols], dtype=np.uint8)
     except KeyError as error:
-        raise ValueError(f"{error.args[0]!r} is not a symbol of ListOps") from None
+        raise BadInput(f"{shorten(error.args[0])!r} is not a symbol of ListOps") from None
+
+
+class _Open(NamedTuple):
+    """An operation that is not closed yet: its line, its name, what it shows of its arguments, and their values."""
+
+    line: int
+    name: str
+    shown: list[str]
+    values: list[str]
 
 
 def draw_tree(tokens: np.ndarray) -> str:
     """An expression as a tree: a line for each operation, its value behind it, and its digits beside it."""
     lines: list[str] = []
-    _draw(list(tokens), 0, "", lines)
+    above: list[_Open] = []
+    for token in tokens.tolist():
+        if token == CLOSE:
+            line, name, shown, values = above.pop()
+            value = str(evaluate_reference([name, *values, "X"]))
+            indent = "  " * min(len(above), MOST_INDENTED)
+            lines[line] = f"{indent}{name[1:]}{''.join(shown)}  = {value}"
+        elif token >= MIN:
+            if above:
+                above[-1].shown.append(" ·")
+            above.append(_Open(len(lines), VOCABULARY[token], [], []))
+            lines.append("")
+            continue
+        else:
+            value = str(token - ZERO)
+            if above:
+                above[-1].shown.append(f" {value}")
+        if above:
+            above[-1].values.append(value)
     return "\n".join(lines)
 
 
-def _draw(tokens: list[int], start: int, indent: str, lines: list[str]) -> tuple[int, int]:
-    """Draw the node at ``start``; its value and where it ends."""
-    if tokens[start] < MIN:
-        return tokens[start] - ZERO, start + 1
-    place, at, shown, values = len(lines), start + 1, "", []
-    lines.append("")
-    while tokens[at] != CLOSE:
-        shown += " ·" if tokens[at] >= MIN else f" {tokens[at] - ZERO}"
-        value, at = _draw(tokens, at, indent + "  ", lines)
-        values.append(str(value))
-    name = VOCABULARY[tokens[start]]
-    result = evaluate_reference([name, *values, "X"])
-    lines[place] = f"{indent}{name[1:]}{shown}  = {result}"
-    return result, at + 1
-
-
-def _import_release(writer: Writer, source: Path | None, sizes: tuple[int, int, int]) -> Details:
-    """The arena's own files, every label computed again."""
-    if source is None:
-        raise ValueError(
-            f"the arena's ListOps files are in {ARENA}: unpack it, and give its folder with --from, "
-            "or leave out --release to generate some by the same rules"
-        )
-    files = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")
-    for split, file, size in zip(SPLITS, files, sizes, strict=True):
-        tokens, labels = [], []
-        for number, line in enumerate(Source(source).read(file).decode(errors="replace").splitlines()):
-            expression, _, label = line.partition("\t")
-            if number == 0 and label == "Target":
-                continue
-            try:
-                tokens.append(tokenize(expression))
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number + 1}: {error}") from None
-            if len(label) != 1 or label not in "0123456789":
-                raise ValueError(f"{file}, line {number + 1}: the label is {label!r}; it must be a digit")
-            labels.append(int(label))
-        if len(labels) != size:
-            raise ValueError(f"{file} in {source} has {len(labels):,} expressions, and sizes ask for {size:,}")
-        lengths = np.array([len(t) for t in tokens], dtype=np.int64)
-        values = np.concatenate(tokens)
-        wrong = np.flatnonzero(evaluate(values, lengths) != np.array(labels, dtype=np.uint8))
-        if len(wrong):
-            raise ValueError(
-                f"{file}: the label of expression {wrong[0] + 1} is not its value; {len(wrong):,} are wrong"
-            )
-        writer.append(split, "values", values)
-        writer.append(split, "lengths", lengths)
-        writer.append(split, "labels", np.array(labels, dtype=np.uint8))
-    return {"sizes": dict(zip(SPLITS, sizes, strict=True)), "source": str(source)}
+def _read_release(source: Source, file: str, size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The tokens and labels of a file of the release."""
+    tokens: list[np.ndarray] = []
+    labels: list[int] = []
+    for number, line in enumerate(source.lines(file), start=1):
+        expression, _, label = line.removesuffix("\r").partition("\t")
+        if number == 1 and label == "Target":
+            continue
+        place = f"{file} in {source.path}, line {number}"
+        if len(label) != 1 or label not in "0123456789":
+            raise BadInput(f"{place}: the label must be a digit, got {shorten(label)!r}")
+        if len(labels) == size:
+            raise BadInput(f"{place} is one more than the {size:,} expressions that sizes ask for")
+        try:
+            tokens.append(tokenize(expression))
+        except BadInput as error:
+            raise BadInput(f"{place}: {error}") from None
+        labels.append(int(label))
+    if len(labels) != size:
+        raise BadInput(f"{file} in {source.path} has {len(labels):,} expressions, and sizes ask for {size:,}")
+    return tokens, np.array(labels, dtype=np.uint8)

@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks.base import Head, Metric, Spec, TrainTestTask, register
-from longlens.tasks.datasets import Images, Samples, as_shades
-from longlens.tasks.sources import Remote, Source
-from longlens.tasks.store import Details, Writer
+from longlens.data.datasets import Images, Metric, Samples, as_shades
+from longlens.data.sources import Remote, Source
+from longlens.data.store import Details, Writer
+from longlens.errors import BadInput
+from longlens.options import Size
+from longlens.tasks.base import Head, Spec, TrainTestTask, register
 
 SIDE = 28
 PREFIX = {"train": "train", "test": "t10k"}
@@ -37,11 +39,11 @@ class Mnist(TrainTestTask):
     """Digits, pixel by pixel.
 
     Args:
-        valid_size: training images held out for validation.
-        seed: which ones.
+        valid_size: Training images held out for validation.
+        seed: Seed that decides which images are held out.
     """
 
-    valid_size: int = 6_000
+    valid_size: Size = 6_000
 
     origin: ClassVar[str] = "download, 12 MB"
     head: ClassVar[Head] = "classify"
@@ -63,25 +65,40 @@ class Mnist(TrainTestTask):
     def store_name(self) -> str:
         return "mnist"
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"data": "mnist", "version": 1}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         for split, count in self.sizes.items():
-            images = _read(source, f"{PREFIX[split]}-images-idx3-ubyte", (count, SIDE, SIDE))
-            labels = _read(source, f"{PREFIX[split]}-labels-idx1-ubyte", (count,))
+            images = self._read(source, f"{PREFIX[split]}-images-idx3-ubyte", (count, SIDE, SIDE))
+            labels = self._read(source, f"{PREFIX[split]}-labels-idx1-ubyte", (count,))
             if labels.max() > 9:
-                raise ValueError(
-                    f"the {split} labels of {source or 'MNIST'} go up to {labels.max()}; digits go up to 9"
-                )
+                raise BadInput(f"the {split} labels of {source or 'MNIST'} must be 0 to 9, got {labels.max()}")
             if sha256(images.tobytes() + labels.tobytes()).hexdigest() != _SHA256[split]:
-                raise ValueError(
+                raise BadInput(
                     f"the {split} images of {source or 'MNIST'} have the form of MNIST, but are not MNIST: a set of "
                     "your own is read by the task 'files'"
                 )
             writer.append(split, "values", images.reshape(count, -1))
             writer.append(split, "labels", labels)
         return {"sizes": dict(self.sizes), "source": str(source or _ADDRESSES[0])}
+
+    def _read(self, source: Path | None, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """An idx file, whose header must say what the file holds."""
+        urls = tuple(f"{address}{name}.gz" for address in _ADDRESSES)
+        if source is None:
+            source = Remote(f"{name}.gz", urls, f"md5:{_MD5[name]}").fetch(self.import_command())
+        header = 4 + 4 * len(shape)
+        expected = header + int(np.prod(shape))
+        data = Source(source, " or ".join(urls)).read(name, name.replace("-idx", ".idx"), limit=expected)
+        if len(data) < header or data[:3] != b"\x00\x00\x08" or data[3] != len(shape):
+            raise BadInput(f"{name} in {source} is not an idx file of bytes in {len(shape)} dimensions")
+        said = tuple(np.frombuffer(data, ">u4", len(shape), offset=4).tolist())
+        if said != shape or len(data) != expected:
+            raise BadInput(
+                f"{name} in {source} says that it holds {said} bytes, and has {len(data) - header:,}; MNIST has {shape}"
+            )
+        return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
     def render(self, samples: Samples, row: int) -> str:
         return f"digit {samples.targets[row]}"
@@ -114,27 +131,3 @@ def bit_reversal(count: int) -> np.ndarray:
     numbers = np.arange(count)
     reversed_bits = sum(((numbers >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
     return np.argsort(np.asarray(reversed_bits), kind="stable")
-
-
-def _read(source: Path | None, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An idx file, whose header must say what the file holds."""
-    if source is None:
-        urls = tuple(f"{address}{name}.gz" for address in _ADDRESSES)
-        where = Source(Remote(f"{name}.gz", urls, f"md5:{_MD5[name]}").fetch())
-    else:
-        where = Source(source)
-    header = 4 + 4 * len(shape)
-    expected = header + int(np.prod(shape))
-    try:
-        data = where.read(name, name.replace("-idx", ".idx"), limit=expected)
-    except ValueError as error:
-        urls = " or ".join(f"{address}{name}.gz" for address in _ADDRESSES)
-        raise ValueError(f"{error} (MNIST: {urls})") from error
-    if len(data) < header or data[:3] != b"\x00\x00\x08" or data[3] != len(shape):
-        raise ValueError(f"{name} in {where.path} is not an idx file of bytes in {len(shape)} dimensions")
-    said = tuple(np.frombuffer(data, ">u4", len(shape), offset=4).tolist())
-    if said != shape or len(data) != expected:
-        raise ValueError(
-            f"{name} in {where.path} says that it holds {said} bytes, and has {len(data) - header:,}; MNIST has {shape}"
-        )
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

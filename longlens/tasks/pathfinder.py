@@ -1,61 +1,66 @@
 """Pathfinder and Path-X: do two markers sit on the same dashed curve? (Linsley et al. 2018; Tay et al. 2021)
 
-The drawings are made here (``longlens.tasks.snakes``), hard set of the arena: curves of 14 paddles.
+The drawings are made here (``longlens.data.snakes``), hard set of the arena: curves of 14 paddles.
 """
 
+import io
+import tempfile
+import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from longlens.data import snakes
+from longlens.data.datasets import SPLITS, Images, Samples, SplitName, as_shades
+from longlens.data.generate import Shard
+from longlens.data.sources import ARENA, Source
+from longlens.data.store import Details, Writer, cache_errors
+from longlens.data.stream import Stream
+from longlens.errors import BadInput
+from longlens.options import Even, Is, shorten
 from longlens.progress import progress
-from longlens.tasks import snakes
-from longlens.tasks.base import SPLITS, Spec, SplitName, register
-from longlens.tasks.datasets import Images, Samples, as_shades
-from longlens.tasks.generate import Block, GeneratedTask
-from longlens.tasks.sources import ARENA
-from longlens.tasks.store import Details, Writer
-from longlens.tasks.stream import Stream
+from longlens.tasks.base import Spec, register
+from longlens.tasks.generated import ReleasedTask
 
 HARD = "curv_contour_length_14"  # the folder of the hard images in the arena's release
+LONGEST = 1 << 20  # bytes of an image of the release, far above that of any
+MOST_METADATA = 1 << 24  # bytes of a file of metadata
+
+Side = Annotated[int, Ge(4), Le(512), Is("a whole number from 4 to 512")]
+Paddles = Annotated[int, Ge(2), Le(64), Is("a whole number from 2 to 64")]
+Distractors = Annotated[int, Ge(0), Le(100), Is("a whole number from 0 to 100")]
 
 
 @register("pathfinder")
 @dataclass(frozen=True, kw_only=True)
-class Pathfinder(GeneratedTask):
+class Pathfinder(ReleasedTask):
     """Do two markers sit on the same curve?
 
     Args:
-        sizes: images for training, validation and test; even numbers, half of each are positive.
-        size: pixels on a side.
-        contour: paddles of a long curve.
-        distractors: short curves.
-        release: the images of the arena's release, imported with --from and cut into splits by seed, instead of
-            generated ones.
+        sizes: Images for training, validation and test: even numbers, as half of each are positive.
+        size: Pixels on a side.
+        contour: Paddles of a long curve.
+        distractors: Number of short curves.
+        release: Import the images of the arena's release with --from, cut into splits by seed, instead of generating
+            images.
     """
 
-    sizes: tuple[int, int, int] = (160_000, 20_000, 20_000)
-    size: int = 32
-    contour: int = 14
-    distractors: int = 5
-    release: bool = False
+    sizes: tuple[Even, Even, Even] = (160_000, 20_000, 20_000)
+    size: Side = 32
+    contour: Paddles = 14
+    distractors: Distractors = 5
 
     style: ClassVar[snakes.Style] = snakes.PATHFINDER_32
     summary: ClassVar[str] = "are two markers on one curve? 32×32 pixels"
-    block_size: ClassVar[int] = 1000
+    shard_size: ClassVar[int] = 1000
     together: ClassVar[int] = 2  # a positive and a negative
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if any(size % 2 for size in self.sizes):
-            raise ValueError(f"sizes are {self.sizes}; they must be even, as half of the images are positive")
-        self.drawn_style()
-        if self.release:
-            self.refuse_with_release("contour", "distractors")
+    generator_options: ClassVar[tuple[str, ...]] = ("contour", "distractors")
 
     def drawn_style(self) -> snakes.Style:
-        """That of the arena. In smaller pictures gaps are shorter, and the long curves begin nearer to each other."""
+        """The arena's style. In smaller pictures gaps are shorter, and the long curves begin nearer to each other."""
         scale = min(1.0, self.size / self.style.size)
         return replace(
             self.style,
@@ -74,46 +79,54 @@ class Pathfinder(GeneratedTask):
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
         return Images(pixels.reshape(len(labels), -1), labels, as_shades)
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         if not self.release:
-            return super().recipe()
+            return super().identity()
         return {"task": self.name, "version": 1, "release": self.size, "sizes": self.sizes, "seed": self.seed}
 
-    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        return self._import(writer, source) if self.release else super().build(writer, source, workers)
-
-    def _import(self, writer: Writer, source: Path | None) -> Details:
+    def import_release(self, writer: Writer, source: Path | None) -> Details:
         folder = f"pathfinder{self.size}/{HARD}"
         if source is None:
-            raise ValueError(
-                f"the arena's images are in {ARENA}, folder {folder}: give it with --from, "
-                "or leave out --release to generate images"
+            raise BadInput(
+                f"run '{self.import_command()}', where DIR has the arena's images, which are in {ARENA}, folder "
+                f"{folder}; or leave out --release to generate images"
             )
-        roots = [root for root in (source, source / HARD, source / folder, source / "lra_release" / folder)
-                 if (root / "metadata").is_dir()]  # fmt: skip
-        if not roots:
-            raise ValueError(
-                f"there is no folder {folder}/metadata in {source}: unpack the arena's lra_release.gz there"
-            )
-        samples = _list_release(roots[0])
+        found, prefix = _open_release(source, folder)
+        samples = _list_release(found, prefix)
         if len(samples) != sum(self.sizes):
-            raise ValueError(
-                f"{roots[0]} has {len(samples):,} images, and sizes ask for {sum(self.sizes):,}; the arena has 200,000"
+            missing = "" if samples else f", and no folder {folder}/metadata"
+            raise BadInput(
+                f"{found.path} has {len(samples):,} images{missing}, and sizes ask for {sum(self.sizes):,}; the arena "
+                f"has 200,000, in {ARENA}"
             )
         order = Stream("pathfinder release", self.seed).permutation(len(samples))
         splits = np.repeat(SPLITS, self.sizes)
-        with progress(f"importing {self.name}", len(samples), "images") as done:
-            for place, (index, split) in enumerate(zip(order, splits, strict=True)):
-                path, label = samples[index]
-                writer.append(split, "values", _read_image(path, self.size).ravel())
-                writer.append(split, "labels", np.array([label], dtype=np.uint8))
-                done(place)
+        labels = np.array(list(samples.values()), dtype=np.uint8)
+        with cache_errors(), tempfile.TemporaryFile(dir=writer.folder) as pixels:  # they may not fit into memory
+            self._read_images(found, prefix, list(samples), pixels)
+            for index, split in zip(order.tolist(), splits.tolist(), strict=True):
+                pixels.seek(index * self.size**2)
+                writer.append(split, "values", np.frombuffer(pixels.read(self.size**2), np.uint8))
+                writer.append(split, "labels", labels[index : index + 1])
         return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
 
-    def block(self, index: int) -> Block:
+    def _read_images(self, source: Source, prefix: str, paths: list[str], pixels: Any) -> None:
+        """Write the pixels of all images, in the order of ``paths``, in whichever order the source has them."""
+        places = {path: place for place, path in enumerate(paths)}
+        with progress(f"importing {self.name}", len(paths), "images") as done:
+            for name, data in source.files(rf"{prefix}(?!metadata/).+\.png", limit=LONGEST):
+                place = places.pop(_within(name), None)
+                if place is not None:
+                    pixels.seek(place * self.size**2)
+                    pixels.write(_decode(data, f"{name} in {source.path}", self.size).tobytes())
+                    done(len(paths) - len(places))
+        if places:
+            raise BadInput(f"there is no image {next(iter(places))} in {source.path}, which its metadata list")
+
+    def shard(self, index: int) -> Shard:
         stream = Stream("pathfinder", self.version, self.seed, index)
-        images, labels = snakes.draw(stream, self.block_size, self.drawn_style())
-        return Block(images.ravel(), np.full(len(labels), self.size**2, dtype=np.int64), labels)
+        images, labels = snakes.draw(stream, self.shard_size, self.drawn_style())
+        return Shard(images.ravel(), np.full(len(labels), self.size**2, dtype=np.int64), labels)
 
     def render(self, samples: Samples, row: int) -> str:
         return ("two curves", "one curve")[samples.targets[row]]
@@ -125,38 +138,62 @@ class Pathfinder(GeneratedTask):
 @register("path-x")
 @dataclass(frozen=True, kw_only=True)
 class PathX(Pathfinder):
-    size: int = 128
-    distractors: int = snakes.PATH_X.distractors
+    """Do two markers sit on the same curve of a large picture?"""
 
-    __doc__ = Pathfinder.__doc__
+    size: Side = 128
+    distractors: Distractors = snakes.PATH_X.distractors
+
     style: ClassVar[snakes.Style] = snakes.PATH_X
     summary: ClassVar[str] = "are two markers on one curve? 128×128 pixels"
-    block_size: ClassVar[int] = 200
+    shard_size: ClassVar[int] = 200
 
 
-def _list_release(root: Path) -> list[tuple[Path, int]]:
-    """Images and labels of a folder of the release. Its metadata are text, a line for each image, label fourth."""
-    samples = []
-    for file in sorted((root / "metadata").glob("*.npy"), key=lambda file: (len(file.stem), file.stem)):
-        for number, line in enumerate(file.read_text().splitlines(), start=1):
-            columns = line.split()
+def _open_release(source: Path, folder: str) -> tuple[Source, str]:
+    """The folder of the images itself, if it is one, or the archive of the release and how paths begin there."""
+    roots = (source, source / HARD, source / folder, source / "lra_release" / folder)
+    for root in roots:
+        if (root / "metadata").is_dir():
+            return Source(root), ""
+    return Source(source), rf"(.*/)?{folder}/"
+
+
+def _within(name: str) -> str:
+    """The path below the folder of the images."""
+    return name.rpartition(f"/{HARD}/")[2]
+
+
+def _list_release(source: Source, prefix: str) -> dict[str, int]:
+    """The labels of the images, by their paths. The metadata are text, a line for each image, label fourth."""
+    found = dict(source.files(rf"{prefix}metadata/[^/]+\.npy", limit=MOST_METADATA))
+    samples = {}
+    for name in sorted(found, key=lambda name: (len(PurePosixPath(name).stem), PurePosixPath(name).stem)):
+        try:
+            lines = found[name].decode().splitlines()
+        except UnicodeDecodeError:
+            raise BadInput(
+                f"{name} in {source.path} is not text: the arena's metadata are, with a line for each image"
+            ) from None
+        for number, line in enumerate(lines, start=1):
+            place, columns = f"{name} in {source.path}, line {number}", line.split()
             if len(columns) < 4 or columns[3] not in ("0", "1"):
-                raise ValueError(f"{file}, line {number}: the fourth column must be the label 0 or 1")
-            path = root / columns[0] / columns[1]
-            if not path.resolve().is_relative_to(root.resolve()):
-                raise ValueError(f"{file}, line {number}: {columns[0]}/{columns[1]} points outside of {root}")
-            samples.append((path, int(columns[3])))
+                raise BadInput(f"{place}: the fourth column must be the label 0 or 1, got {shorten(line)!r}")
+            path = PurePosixPath(columns[0], columns[1])
+            if path.is_absolute() or ".." in path.parts:
+                raise BadInput(f"{place}: {path} points outside of {source.path}")
+            samples[str(path)] = int(columns[3])
     return samples
 
 
-def _read_image(path: Path, size: int) -> np.ndarray:
+def _decode(data: bytes, place: str, size: int) -> np.ndarray:
+    """(size, size) bytes of gray."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("L"))
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as an image: {error}") from error
-    if pixels.shape != (size, size):
-        raise ValueError(f"{path} has {pixels.shape} pixels; it must have {(size, size)}")
-    return pixels
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data)) as image:
+            if image.size == (size, size):
+                return np.asarray(image.convert("L"))
+            given = f"{image.width} × {image.height}"
+    except Exception as error:  # Pillow raises nearly everything for a damaged or hostile file
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else shorten(str(error))
+        raise BadInput(f"{place} cannot be read as an image: {reason}") from error
+    raise BadInput(f"{place} must have {size} × {size} pixels, got {given}")

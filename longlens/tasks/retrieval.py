@@ -4,7 +4,6 @@ The texts may not be redistributed, so there is no download of them alone: they 
 """
 
 import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +11,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from longlens.tasks import characters
-from longlens.tasks.base import Head, Metric, Spec, SplitName, StoredTask, register
-from longlens.tasks.datasets import Samples, Sequences
-from longlens.tasks.sources import ARENA, Source
-from longlens.tasks.store import Details, Writer
+from longlens.data import characters
+from longlens.data.datasets import Metric, Samples, Sequences, SplitName
+from longlens.data.sources import ARENA, LONGEST_LINE, Source
+from longlens.data.store import Details, Writer
+from longlens.errors import BadInput
+from longlens.options import Count, shorten
+from longlens.tasks.base import EndedLength, Head, Spec, StoredTask, register
 
 SIZES = {"train": 147_086, "valid": 18_090, "test": 17_437}
 VOCABULARY_SIZE = 98
-BLOCK = 2_000  # pairs that are held in memory at once
+AT_ONCE = 2_000  # pairs that are held in memory,
+MOST = 1 << 24  # or so many characters of them
 FILES = {
     split: f"new_aan_pairs.{file}.tsv" for split, file in (("train", "train"), ("valid", "eval"), ("test", "test"))
 }
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-WHERE = f"the pairs are in {ARENA}: unpack it, and give its folder with --from"
 
 
 @register("retrieval")
@@ -34,23 +35,19 @@ class Retrieval(StoredTask):
     """Pairs of papers: does one cite the other?
 
     Args:
-        max_length: longer documents are cut to this, the end token included.
-        min_count: characters that are rarer in the training set are unknown.
-        stand_in: accept files in the arena's form that are not the arena's. Everything made from them says so.
+        max_length: Length to which longer documents are cut, including the end token.
+        min_count: Occurrences in the training set below which a character is unknown.
+        stand_in: Accept files in the arena's form that are not the arena's; everything made from them says so.
     """
 
-    max_length: int = 4000
-    min_count: int = 10
+    max_length: EndedLength = 4000
+    min_count: Count = 10
     stand_in: bool = False
 
     summary: ClassVar[str] = "two papers by characters: does one cite the other?"
     origin: ClassVar[str] = "your own copy"
     head: ClassVar[Head] = "match"
     metric: ClassVar[Metric] = "accuracy"
-
-    def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ValueError(f"max_length is {self.max_length}; a document and its end need at least 2")
 
     @property
     def spec(self) -> Spec:
@@ -60,18 +57,21 @@ class Retrieval(StoredTask):
         return self.sequences(name, max_length=self.max_length, end=characters.EOS, pairs=True)
 
     def vocabulary(self) -> list[str]:
-        return self.prepared.details["symbols"]
+        return self.prepared.detail("symbols", list[str])
 
     def store_name(self) -> str:
         return "retrieval-stand-in" if self.stand_in else "retrieval"
 
-    def recipe(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"data": "aan", "version": 1, "min_count": self.min_count, "stand_in": self.stand_in}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         if source is None:
-            raise ValueError(f"retrieval has no download of its own: {WHERE}")
-        found = Source(source)
+            raise BadInput(
+                f"retrieval has no download of its own: run '{self.import_command()}', where DIR has the pairs, which "
+                f"are in {ARENA}"
+            )
+        found = Source(source, ARENA)
         counts = np.zeros(characters.UNICODE, dtype=np.int64)
         for texts, _ in _read(found, FILES["train"]):
             counts += np.bincount(characters.code_points(texts).values, minlength=characters.UNICODE)
@@ -85,9 +85,9 @@ class Retrieval(StoredTask):
                 writer.append(split, "labels", labels)
                 sizes[split] += len(labels)
         if sizes["train"] != SIZES["train"] and not self.stand_in:
-            raise ValueError(
-                f"{FILES['train']} has {sizes['train']:,} pairs; the arena's has {SIZES['train']:,}: {WHERE}. Or "
-                "accept these files as a stand-in, by --stand-in"
+            raise BadInput(
+                f"{FILES['train']} in {source} has {sizes['train']:,} pairs; the arena's has {SIZES['train']:,}, in "
+                f"{ARENA}. Or accept these files as a stand-in, by --stand-in"
             )
         details: Details = {"sizes": sizes, "symbols": symbols, "source": str(source)}
         if self.stand_in:
@@ -107,36 +107,32 @@ class Retrieval(StoredTask):
 
 
 def _read(source: Source, file: str) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Blocks of pairs: the texts, both of a pair side by side, and the labels."""
-    try:
-        opened = source.open(file)
-    except ValueError as error:
-        raise ValueError(f"{error}: {WHERE}") from None
-    csv.field_size_limit(2**31 - 1)
+    """Some pairs at a time: the texts, both of a pair side by side, and the labels."""
+    before = csv.field_size_limit(LONGEST_LINE)
     texts: list[str] = []
     labels: list[int] = []
-    count = 0
-    with io.TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
-        try:
-            for count, row in enumerate(csv.reader(lines, delimiter="\t"), start=1):
-                _check(row, f"{file} in {source.path}, pair {count}")
-                labels.append(int(float(row[0])))
-                texts += row[3:]
-                if len(labels) == BLOCK:
-                    yield texts, np.array(labels, dtype=np.uint8)
-                    texts, labels = [], []
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} in {source.path} is not UTF-8 text: {error}") from None
-        except csv.Error as error:
-            raise ValueError(f"{file} in {source.path}, after pair {count}: {error}") from None
+    count = size = 0
+    try:
+        for count, row in enumerate(csv.reader((f"{line}\n" for line in source.lines(file)), delimiter="\t"), start=1):
+            _check(row, f"{file} in {source.path}, pair {count}")
+            labels.append(int(float(row[0])))
+            texts += row[3:]
+            size += len(row[3]) + len(row[4])
+            if len(labels) == AT_ONCE or size > MOST:
+                yield texts, np.array(labels, dtype=np.uint8)
+                texts, labels, size = [], [], 0
+    except csv.Error as error:
+        raise BadInput(f"{file} in {source.path}, after pair {count}: {error}") from None
+    finally:
+        csv.field_size_limit(before)
     if count == 0:
-        raise ValueError(f"{file} in {source.path} is empty: {WHERE}")
+        raise BadInput(f"{file} in {source.path} is empty: the pairs are in {ARENA}")
     if labels:
         yield texts, np.array(labels, dtype=np.uint8)
 
 
 def _check(row: list[str], place: str) -> None:
     if len(row) != len(COLUMNS):
-        raise ValueError(f"{place} has {len(row)} columns; it must have {len(COLUMNS)}: {', '.join(COLUMNS)}")
+        raise BadInput(f"{place} must have {len(COLUMNS)} columns ({', '.join(COLUMNS)}), got {len(row)}")
     if row[0] not in ("0", "1", "0.0", "1.0"):
-        raise ValueError(f"{place} has the label {row[0]!r}; it must be 0 or 1")
+        raise BadInput(f"{place}: the label must be 0 or 1, got {shorten(row[0])!r}")

@@ -7,11 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.tasks import characters
-from longlens.tasks.base import Head, Metric, Spec, SplitName, TrainTestTask, register
-from longlens.tasks.datasets import Samples, Sequences, Split
-from longlens.tasks.sources import Remote, Source, official
-from longlens.tasks.store import Details, Writer
+from longlens.data import characters
+from longlens.data.datasets import Metric, Samples, Sequences, Split, SplitName
+from longlens.data.sources import Remote, Source, official
+from longlens.data.store import Details, Writer
+from longlens.errors import BadInput
+from longlens.options import Count, Size
+from longlens.tasks.base import EndedLength, Head, Spec, TrainTestTask, register
 
 ARCHIVE = Remote(
     "aclImdb_v1.tar.gz",
@@ -19,6 +21,8 @@ ARCHIVE = Remote(
     "md5:7c2ac02c03563afcf9b574c7e56c153a",
 )
 VOCABULARY_SIZE = 136  # with characters that occur 15 times in the training set, and the special tokens
+LONGEST = 1_000_000  # bytes of a review, far above that of any
+ALL = 500_000_000  # bytes of all reviews, far above those of the set
 
 
 @register("text")
@@ -27,30 +31,25 @@ class Text(TrainTestTask):
     """Reviews of films, good or bad.
 
     Args:
-        level: characters of the training set, or bytes as in the arena's own code.
-        max_length: longer reviews are cut to this, the end token included.
-        min_count: rarer characters are unknown.
-        validation: part of the training set, drawn by seed, or the test set itself, as the arena and S4 do.
-        valid_size: reviews held out of the training set for validation.
-        seed: which ones.
+        level: Tokens: characters as in S4, or bytes as in the arena (which numbers them from 1, and has no end token).
+        max_length: Length to which longer reviews are cut, including the end token.
+        min_count: Occurrences in the training set below which a character is unknown.
+        validation: Validation set: a part of the training set, or the test set itself, as the arena and S4 do.
+        valid_size: Reviews held out of the training set for validation.
+        seed: Seed that decides which reviews are held out.
     """
 
     level: Literal["chars", "bytes"] = "chars"
-    max_length: int = 4096
-    min_count: int = 15
+    max_length: EndedLength = 4096
+    min_count: Count = 15
     validation: Literal["train", "test"] = "train"
-    valid_size: int = 2_500
+    valid_size: Size = 2_500
 
     summary: ClassVar[str] = "IMDB reviews by characters: good or bad"
     origin: ClassVar[str] = "download, 84 MB"
     head: ClassVar[Head] = "classify"
     metric: ClassVar[Metric] = "accuracy"
     sizes: ClassVar[Mapping[str, int]] = {"train": 25_000, "test": 25_000}
-
-    def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ValueError(f"max_length is {self.max_length}; a review and its end need at least 2")
-        super().__post_init__()
 
     @property
     def spec(self) -> Spec:
@@ -59,7 +58,7 @@ class Text(TrainTestTask):
     def vocabulary(self) -> list[str]:
         if self.level == "bytes":
             return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
-        return self.prepared.details["symbols"]
+        return self.prepared.detail("symbols", list[str])
 
     def stored(self, name: Literal["train", "test"]) -> Sequences:
         return self.sequences(name, max_length=self.max_length, end=characters.EOS)
@@ -72,12 +71,12 @@ class Text(TrainTestTask):
     def store_name(self) -> str:
         return f"text-{self.level}"
 
-    def recipe(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         rare = {"min_count": self.min_count} if self.level == "chars" else {}
         return {"data": "imdb", "version": 1, "level": self.level, **rare}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        reviews = _read(official(source, ARCHIVE))
+        reviews = _read(official(source, ARCHIVE, self.import_command()))
         symbols = None
         for split in self.sizes:
             texts = [text for label in ("neg", "pos") for _, text in sorted(reviews[split, label])]
@@ -109,16 +108,17 @@ Reviews = dict[tuple[str, str], list[tuple[int, str]]]
 def _read(source: Source) -> Reviews:
     """Numbers and texts of the reviews, by split and label."""
     reviews: Reviews = {(split, label): [] for split in Text.sizes for label in ("neg", "pos")}
-    for name, data in source.files(r"(.*/)?(train|test)/(neg|pos)/\d+_\d+\.txt"):
+    pattern = r"(.*/)?(train|test)/(neg|pos)/\d{1,9}_\d+\.txt"
+    for name, data in source.files(pattern, limit=LONGEST, total=ALL):
         split, label, file = name.split("/")[-3:]
         try:
             reviews[split, label].append((int(file.partition("_")[0]), data.decode()))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{name} in {source.path} is not UTF-8 text: {error}") from None
+            raise BadInput(f"{name} in {source.path} is not UTF-8 text: {error}") from None
     for (split, label), found in reviews.items():
         expected = Text.sizes[split] // 2
         if len(found) != expected:
-            raise ValueError(
+            raise BadInput(
                 f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}; IMDB has {expected:,}: "
                 f"the archive {ARCHIVE.urls[0]} has them all"
             )

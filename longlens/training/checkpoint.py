@@ -1,12 +1,11 @@
 """Checkpoints: folders that are there whole or not at all.
 
-``checkpoints/00001200/`` holds ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` (where the run stands)
-and ``SHA256SUMS``, as ``sha256sum -c`` reads it. It is written beside its place, brought to the disk and renamed. It
-is the same for any number of processes: whole tensors by the names of the parameters.
+``checkpoints/00001200/`` holds ``model.safetensors``, ``optimizer.safetensors``, ``SHA256SUMS`` of these two, as
+``sha256sum -c`` reads it, and ``state.json`` (where the run stands) with a checksum of its own. It is written beside
+its place, brought to the disk and renamed. It is the same for any number of processes: whole tensors by the names of
+the parameters.
 """
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -27,8 +26,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 
-TENSORS = ("model.safetensors", "optimizer.safetensors")
-FILES = (*TENSORS, "state.json")
+from longlens.errors import RunError
+from longlens.files import default_mode, sha256, sync
+from longlens.training.run import CHECKPOINT_FILES, delete_checkpoint
+from longlens.training.seal import read_sealed, write_sealed
+
+TENSORS = CHECKPOINT_FILES[:2]
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # of AdamW, for each parameter
 
 
 class DamagedError(Exception):
@@ -52,18 +56,49 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str,
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: Any = get_model_state_dict(model, options=whole)
     moments: Any = get_optimizer_state_dict(model, optimizer, options=whole).get("state", {})
+    without = [name for name, _ in model.named_parameters() if name not in moments]
     return Checkpoint(
-        state,
+        {**state, "without_moments": without},  # parameters that have never had a gradient
         {name: tensor.detach() for name, tensor in weights.items()},
         {f"{name}/{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()},
     )
+
+
+def check(checkpoint: Checkpoint, folder: Path, model: nn.Module, *, with_optimizer: bool) -> None:
+    """Refuse a checkpoint that lacks a tensor of the model or the optimizer, or has others. torch would leave what is
+    missing as it is, at random."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in checkpoint.model.items()}
+    problem = _difference(wanted, found)
+    if problem is None and with_optimizer:
+        without = checkpoint.state["without_moments"]
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if name not in without}
+        wanted = {f"{name}/{kind}": () if kind == "step" else shapes[name] for name in shapes for kind in MOMENTS}
+        found = {name: tuple(tensor.shape) for name, tensor in checkpoint.optimizer.items()}
+        problem = _difference(wanted, found)
+    if problem is not None:
+        raise RunError(
+            f"checkpoint {folder} is not one of this model: {problem}. Was it written by another version of longlens "
+            "or of a layer? Use that version, or delete the run's folder and run it again"
+        )
+
+
+def _difference(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> str | None:
+    for name in sorted(wanted.keys() - found.keys()):
+        return f"it lacks {name}"
+    for name in sorted(found.keys() - wanted.keys()):
+        return f"it has {name}, which the model has not"
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            return f"{name} is {found[name]}, and {shape} in the model"
+    return None
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Into a model, and into an optimizer; all processes together, with the tensors of the first."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=several)
-    weights: Any = checkpoint.model
+    weights: Any = dict(checkpoint.model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # an evaluation leaves some parameters whole
@@ -75,26 +110,39 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
         name, _, kind = key.rpartition("/")
         moments.setdefault(name, {})[kind] = value
     whole: Any = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-    whole["state"] = moments or whole["state"]  # torch wants some in all processes; the groups follow from the config
+    # torch wants moments of all parameters in all processes: those that are not in the checkpoint stay as they are. The
+    # groups follow from the config.
+    whole["state"] |= moments
     set_optimizer_state_dict(model, optimizer, whole, options=options)
+    parameters = dict(model.named_parameters())
+    for name in checkpoint.state["without_moments"]:
+        optimizer.state.pop(parameters[name], None)
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write ``folder``, whole or not at all. One that is there stays: at no moment is there none."""
-    if folder.exists():
+    """Write ``folder``, whole or not at all. Of one that is there only the state is replaced, since the tensors of a
+    step are always the same: at no moment is there none."""
+    if folder.is_dir():
+        write_sealed(folder / "state.json", checkpoint.state)
+        sync(folder)
         return
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    delete_checkpoint(partial)
+    try:
+        partial.mkdir(parents=True)
+    except FileExistsError:
+        raise RunError(
+            f"{partial} is in the way, and it is not ours: move it, and run the same command again"
+        ) from None
     try:
         for name, tensors in zip(TENSORS, (checkpoint.model, checkpoint.optimizer), strict=True):
             _save(tensors, partial / name)
-        (partial / "state.json").write_text(json.dumps(checkpoint.state, indent=1))
-        (partial / "SHA256SUMS").write_text("".join(f"{_checksum(partial / name)}  {name}\n" for name in FILES))
+        (partial / "SHA256SUMS").write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in TENSORS))
+        write_sealed(partial / "state.json", checkpoint.state)
         for file in [*partial.iterdir(), partial]:
-            _to_disk(file)
+            sync(file)
         partial.rename(folder)
-        _to_disk(folder.parent)
+        sync(folder.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -105,19 +153,33 @@ def read(folder: Path) -> Checkpoint:
     try:
         lines = (folder / "SHA256SUMS").read_text().splitlines()
         sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
-        for name in FILES:
-            if _checksum(folder / name) != sums.get(name):
+        for name in TENSORS:
+            if sha256(folder / name) != sums.get(name):
                 raise DamagedError(f"{name} is not as it was written")
         model, optimizer = (load_file(folder / name) for name in TENSORS)
-        state = json.loads((folder / "state.json").read_text())
-    except (FileNotFoundError, NotADirectoryError, SafetensorError, ValueError) as error:
+        state = read_state(folder)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedError(f"{Path(error.filename).name}: {error.strerror}") from error
+    except (SafetensorError, ValueError) as error:
         raise DamagedError(str(error)) from error
+    except OSError as error:
+        raise RunError(f"checkpoint {folder} cannot be read: {error.strerror or error}") from error
     return Checkpoint(state, model, optimizer)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Where a run stood at a checkpoint. ValueError if it is damaged."""
+    state = read_sealed(folder / "state.json")
+    kinds = {"progress": dict, "schedule": dict, "without_moments": list}
+    if state.keys() != kinds.keys() or not all(isinstance(state[key], kind) for key, kind in kinds.items()):
+        raise ValueError(f"state.json must have {', '.join(kinds)}")
+    return state
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({key: tensor.contiguous() for key, tensor in _distinct(tensors).items()}, path)
+        path.chmod(default_mode())  # safetensors makes files that nobody else may read
     except SafetensorError as error:  # an error of the system, as a full disk, comes as one of its own
         found = re.search(r"os error (\d+)", str(error))
         if found is None:
@@ -134,16 +196,3 @@ def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         distinct[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return distinct
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

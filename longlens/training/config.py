@@ -3,106 +3,152 @@
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from annotated_types import Ge, Gt, Le, Lt
 
-from longlens.mixers.base import Config as MixerConfig
-from longlens.mixers.base import list_mixers, mixer_class, mixer_config, mixer_options
-from longlens.models.config import ModelConfig, Strict, check_fit
-from longlens.naming import nearest
-from longlens.options import option_names, required_options
-from longlens.tasks.base import Task, create_task, list_tasks, task_class, task_options
+from longlens.errors import BadInput
+from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, list_mixers
+from longlens.models.config import ModelConfig
+from longlens.options import (
+    Count,
+    Fraction,
+    Is,
+    NonNegative,
+    Option,
+    Options,
+    Positive,
+    Probability,
+    Seed,
+    Size,
+    check_names,
+    check_options,
+    nearest,
+    options_of,
+)
+from longlens.tasks.base import Task, create_task, find_task
 
 SCALES = ("smoke", "mini", "paper")
+SECTIONS = ("task", "mixer", "model", "training")
+
+Changes = Mapping[str, Any]  # by dotted or plain names: {"training.lr": 1e-4, "depth": 2, "task.max_length": 512}
+Beta = Annotated[float, Ge(0), Lt(1), Is("a number of at least 0 and below 1")]
 
 
-class TrainingConfig(Strict):
-    """How a model is trained. All of it decides the result."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Options):
+    """How a model is trained. All of it decides the result.
 
-    seed: Annotated[int, Field(ge=0, description="of the weights, the order of the samples and dropout.")] = 0
-    batch_size: Annotated[int, Field(ge=1, description="samples in a step, in all processes together.")] = 32
-    epochs: Annotated[float | None, Field(gt=0, description="passes over the training set; or else steps.")] = None
-    steps: Annotated[int | None, Field(ge=1, description="steps of training; or else epochs.")] = None
-    lr: Annotated[float, Field(gt=0, description="peak learning rate of AdamW.")] = 1e-3
-    special_lr: Annotated[
-        float, Field(gt=0, description="the most for parameters of state spaces, which also do not decay.")
-    ] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0, description="of matrices; never of norms and biases.")] = 0.0
-    betas: Annotated[tuple[float, float], Field(description="of AdamW.")] = (0.9, 0.999)
-    schedule: Annotated[
-        Literal["constant", "cosine", "plateau"],
-        Field(description="of the learning rate: cosine falls to 0; plateau falls when validation stops improving."),
-    ] = "cosine"
-    warmup: Annotated[float, Field(ge=0, lt=1, description="cosine: share of the steps in which the rate rises.")] = 0.1
-    patience: Annotated[
-        int, Field(ge=0, description="plateau: evaluations without improvement before the rate falls.")
-    ] = 10
-    factor: Annotated[float, Field(gt=0, lt=1, description="plateau: what the rate is multiplied by.")] = 0.2
-    clip: Annotated[float | None, Field(gt=0, description="largest norm of the gradient.")] = None
-    accumulate: Annotated[
-        int, Field(ge=1, description="parts in which a batch is computed, to save memory; batch norm then sees parts.")
-    ] = 1
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Field(description="auto is bfloat16 autocast on GPUs that have it, float32 elsewhere."),
-    ] = "auto"
-    evaluate_every: Annotated[
-        int | None, Field(ge=1, description="steps between evaluations on validation; by default an epoch.")
-    ] = None
-    valid_samples: Annotated[
-        int | None, Field(ge=1, description="validation samples in an evaluation; by default all.")
-    ] = None
-    test_samples: Annotated[int | None, Field(ge=1, description="test samples at the end; by default all.")] = None
-    group_by_length: Annotated[bool, Field(description="put samples of similar length into a batch.")] = True
+    Args:
+        seed: Seed of the weights, the order of the samples, and dropout.
+        batch_size: Samples of a step, in all processes together.
+        epochs: Passes over the training set; give this or steps.
+        steps: Steps of training; give this or epochs.
+        lr: Peak learning rate of AdamW.
+        kernel_lr: Upper bound of the learning rate of kernel parameters, such as those of a state space.
+        weight_decay: Weight decay of matrices; norms, biases and kernel parameters have none.
+        betas: Betas of AdamW.
+        schedule: Learning-rate schedule: cosine falls to 0, plateau falls when validation stops improving.
+        warmup: Fraction of the steps in which the learning rate rises (cosine).
+        patience: Evaluations without improvement before the learning rate falls (plateau).
+        factor: Factor by which the learning rate falls (plateau).
+        clip: Largest norm of the gradient; none for no clipping.
+        accumulate: Number of micro-batches of a step, to save memory; batch norm sees each by itself.
+        precision: Numbers of the forward pass; auto is bfloat16 on GPUs that have it, and float32 elsewhere.
+        evaluate_every: Steps between evaluations on the validation set; by default an epoch.
+        valid_samples: Validation samples of an evaluation; by default all.
+        test_samples: Test samples at the end; by default all.
+        group_by_length: Put samples of similar length into a batch.
+    """
 
-    @model_validator(mode="after")
-    def _one_length(self) -> "TrainingConfig":
+    seed: Seed = 0
+    batch_size: Size = 32
+    epochs: Annotated[float, Gt(0), Le(1e9), Is("a number above 0, at most 10^9")] | None = None
+    steps: Size | None = None
+    lr: Positive = 1e-3
+    kernel_lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    schedule: Literal["constant", "cosine", "plateau"] = "cosine"
+    warmup: Probability = 0.1
+    patience: Count = 10
+    factor: Fraction = 0.2
+    clip: Positive | None = None
+    accumulate: Size = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    evaluate_every: Size | None = None
+    valid_samples: Size | None = None
+    test_samples: Size | None = None
+    group_by_length: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"epochs is {self.epochs} and steps is {self.steps}; give one of them")
+            raise BadInput(f"either epochs or steps must be given, got epochs={self.epochs} and steps={self.steps}")
         if self.accumulate > self.batch_size:
-            raise ValueError(f"accumulate is {self.accumulate}; it can be at most the batch_size, {self.batch_size}")
-        return self
+            raise BadInput(f"accumulate must be at most the batch_size, {self.batch_size}, got {self.accumulate}")
 
 
-class Recipe(Strict):
-    """The numbers of a task at a scale: one TOML file."""
-
-    about: str = ""  # where the numbers come from
-    task: dict[str, Any] = Field(default_factory=dict)
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig
-    mixer: dict[str, Any] = Field(default_factory=dict)  # for every mixer that has such an option
-    mixers: dict[str, dict[str, Any]] = Field(default_factory=dict)  # for one mixer, by its name
-
-
-class Config(Strict):
-    """A run, resolved: every number that decides its result, and nothing else but the name of its recipe."""
+@dataclass(frozen=True)
+class Config:
+    """A run, resolved: all that decides its result, and the name of its recipe."""
 
     recipe: str
-    task: str
-    task_options: dict[str, Any]
-    mixer: str
-    mixer_options: dict[str, Any]
+    task: Task
+    mixer: Mixer
     model: ModelConfig
     training: TrainingConfig
 
-    def create_task(self) -> Task:
-        return create_task(self.task, **self.task_options)
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(
+            json.dumps(
+                {
+                    "recipe": self.recipe,
+                    "task": self.task.name,
+                    "task_options": self.task.values(),
+                    "mixer": self.mixer.name,
+                    "mixer_options": dict(self.mixer.options),
+                    "model": self.model.values(),
+                    "training": self.training.values(),
+                }
+            )
+        )
 
-    def create_mixer(self) -> MixerConfig:
-        return mixer_config(self.mixer, **self.mixer_options)
+    @classmethod
+    def from_json(cls, values: Any, where: str) -> "Config":
+        """The config that ``to_json`` wrote; ``where`` says in an error what cannot be read."""
+        try:
+            text = {name: Option(name, str) for name in ("recipe", "task", "mixer")}
+            parts = {
+                name: Option(name, dict[str, Any]) for name in ("task_options", "mixer_options", "model", "training")
+            }
+            given = check_options(text | parts, Option("config", dict[str, Any]).check(values), "a config")
+            for name in parts:
+                known = section_options(name.removesuffix("_options"), given["task"], [given["mixer"]])
+                if missing := known.keys() - given[name].keys():
+                    raise BadInput(f"{name} lacks {', '.join(sorted(missing))}")
+            return cls(
+                given["recipe"],
+                create_task(given["task"], **given["task_options"]),
+                choose_mixer(given["mixer"], **given["mixer_options"]),
+                ModelConfig.make(given["model"], "the model"),
+                TrainingConfig.make(given["training"], "the training"),
+            )
+        except BadInput as error:
+            raise BadInput(f"{where} is not the config of a run: {error}") from None
 
     def values(self) -> dict[str, Any]:
         """All that decides the result, by dotted names: ``training.lr``."""
-        flat = {}
-        for name, value in self.model_dump(mode="json", exclude={"recipe"}).items():
-            if isinstance(value, dict):
-                flat |= {f"{name.removesuffix('_options')}.{key}": entry for key, entry in value.items()}
-            else:
-                flat[name] = value
+        values = self.to_json()
+        flat = {"task": values["task"], "mixer": values["mixer"]}
+        for section in ("task_options", "mixer_options", "model", "training"):
+            flat |= {f"{section.removesuffix('_options')}.{key}": value for key, value in values[section].items()}
         return flat
 
     def digest(self, fingerprint: str) -> str:
@@ -111,99 +157,149 @@ class Config(Strict):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def make_config(
-    recipe: str, task: Task, mixer: MixerConfig, model: ModelConfig, training: TrainingConfig
-) -> Config:  # fmt: skip
-    return Config(
-        recipe=recipe, task=task.name, task_options=task_options(task), mixer=mixer.name,
-        mixer_options=mixer_options(mixer), model=model, training=training,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Recipe:
+    """The numbers of a task at a scale: one TOML file."""
 
+    name: str
+    about: str = ""  # where the numbers come from
+    tasks: tuple[str, ...] = ()  # of a file that serves several
+    task: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    mixer: dict[str, Any] = field(default_factory=dict)  # for every mixer that has such an option
+    mixers: dict[str, dict[str, Any]] = field(default_factory=dict)  # for one mixer, by its name
 
-def load_recipe(name: str, task: str) -> Recipe:
-    """The recipe of a task at a scale (smoke, mini or paper), or that of a TOML file."""
-    if task not in list_tasks():
-        raise ValueError(f"there is no task {task!r}; {nearest(task, list_tasks())}")
-    if name in SCALES:
-        path = files("longlens.recipes") / name / f"{task}.toml"
-    elif name.endswith(".toml"):
-        path = Path(name)
-    else:
-        raise ValueError(
-            f"there is no recipe {name!r}; {nearest(name, list(SCALES))}; a file of your own must end in .toml"
+    def defaults(self, section: str, mixer: str) -> dict[str, Any]:
+        """What the recipe says about a section: for a mixer, the shared options that it has and then its own."""
+        if section != "mixer":
+            return getattr(self, section)
+        shared = {name: value for name, value in self.mixer.items() if name in find_mixer(mixer).options}
+        return shared | self.mixers.get(mixer, {})
+
+    def resolve(
+        self, task: str | Task, mixer: str, changes: Changes | None = None, *, others: Iterable[str] = ()
+    ) -> Config:
+        """A run of this recipe, with other values of some fields. Changes that only ``others`` of several mixers have
+        are left out."""
+        name = task.name if isinstance(task, Task) else task
+        new = sort_changes(changes or {}, name, [mixer, *others])
+        new["mixer"] = {key: value for key, value in new["mixer"].items() if key in find_mixer(mixer).options}
+        for length, other in (("steps", "epochs"), ("epochs", "steps")):
+            if length in new["training"] and other not in new["training"]:
+                new["training"][other] = None
+        values = {section: self.defaults(section, mixer) | new[section] for section in SECTIONS}
+        return Config(
+            self.name,
+            task if isinstance(task, Task) else create_task(name, **values["task"]),
+            choose_mixer(mixer, **values["mixer"]),
+            ModelConfig.make(values["model"], "the model"),
+            TrainingConfig.make(values["training"], "the training"),
         )
-    if not path.is_file():
-        where = f"{task} has no recipe {name!r}: give a file of your own" if name in SCALES else f"{name} is not a file"
-        raise ValueError(where)
+
+
+def load_recipe(name: str, task: str, mixers: Iterable[str] = ()) -> Recipe:
+    """The recipe of a task at a scale (smoke, mini or paper), or that of a TOML file. Every name in it is checked; the
+    values are, when it is resolved."""
+    find_task(task)
+    mixers = [find_mixer(mixer).name for mixer in mixers]
     try:
-        recipe = Recipe.model_validate(tomllib.loads(path.read_text()))
+        recipe = _find_shipped(name, task) if name in SCALES else _read_file(name)
+        recipe = replace(recipe, task=_rename(recipe.task, find_task(task).aliases))
+        for section in ("task", "model", "training"):
+            check_names(section_options(section, task, ()), getattr(recipe, section), f"[{section}]")
         for mixer, options in recipe.mixers.items():
-            mixer_config(mixer, **options)
-        known = {option for mixer in list_mixers() for option in option_names(mixer_class(mixer))}
-        for option in recipe.mixer:
-            if option not in known:
-                raise ValueError(f"no mixer has an option {option!r}; {nearest(option, sorted(known))}")
-    except ValidationError as error:
-        raise ValueError(f"recipe {name} of {task}: {explain(error)}") from None
-    except ValueError as error:  # of TOML, or of the options
-        raise ValueError(f"recipe {name} of {task}: {error}") from None
+            check_names(find_mixer(mixer).options, options, f"mixer {mixer!r}")
+        if not recipe.mixer.keys() <= section_options("mixer", task, mixers).keys():  # others have more
+            check_names(section_options("mixer", task, list_mixers()), recipe.mixer, "[mixer]")
+    except BadInput as error:
+        raise BadInput(f"recipe {name} of {task}: {error}") from None
     return recipe
 
 
-def recipe_mixer(recipe: Recipe, mixer: str) -> MixerConfig:
-    """The options of a mixer in a recipe: the shared ones that it has, then its own."""
-    known = option_names(mixer_class(mixer))
-    shared = {option: value for option, value in recipe.mixer.items() if option in known}
-    return mixer_config(mixer, **(shared | recipe.mixers.get(mixer, {})))
+@cache
+def shipped_recipes() -> dict[tuple[str, str], Traversable]:
+    """The files of the shipped recipes by scale and task; ``*`` is for tasks that have none of their own."""
+    found = {}
+    for scale in SCALES:
+        for path in (files("longlens.recipes") / scale).iterdir():
+            tasks = tomllib.loads(path.read_text()).get("tasks", [path.name.removesuffix(".toml")])
+            found |= {(scale, task): path for task in tasks}
+    return found
 
 
-def resolve(recipe: str, task: str, mixer: str, changes: dict[str, Any] | None = None) -> Config:
-    """A run by the names of its recipe, task and mixer, with other values of some fields.
-
-    ``changes`` are by dotted or plain names: ``{"training.lr": 1e-4, "depth": 2, "task.max_length": 512}``.
-    """
-    found = load_recipe(recipe, task)
-    if any(option not in found.task for option in required_options(task_class(task))):
-        options = {k.removeprefix("task."): v for k, v in (changes or {}).items() if k.startswith("task.")}
-        found = found.model_copy(update={"task": found.task | options})
-    config = make_config(
-        recipe, create_task(task, **found.task), recipe_mixer(found, mixer), found.model, found.training
-    )  # fmt: skip
-    return change(config, changes or {})
+def _rename(values: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a task by their names of today."""
+    renamed = {aliases.get(name, name): value for name, value in values.items()}
+    if len(renamed) < len(values):
+        raise BadInput(f"[task] names an option twice, also by its old name: {', '.join(values)}")
+    return renamed
 
 
-def change(config: Config, changes: dict[str, Any]) -> Config:
-    """The config with other values of some fields, by dotted or plain names."""
-    values = config.model_dump()
-    for name, value in changes.items():
-        section, field = _place(name, values)
-        values[section] = values[section] | {field: value}
-    for field, other in (("steps", "epochs"), ("epochs", "steps")):
-        given = {name.removeprefix("training.") for name in changes}
-        if field in given and other not in given:
-            values["training"][other] = None
+def _find_shipped(scale: str, task: str) -> Recipe:
+    path = shipped_recipes().get((scale, task)) or shipped_recipes().get((scale, "*"))
+    if path is None:
+        raise BadInput("there is none: give a TOML file of your own with --recipe")
+    return _read_toml(scale, path.read_text())
+
+
+def _read_file(name: str) -> Recipe:
+    if not name.endswith(".toml"):
+        raise BadInput(f"unknown recipe; {nearest(name, SCALES)} A file of your own must end in .toml")
     try:
-        changed = Config.model_validate(values)
-    except ValidationError as error:
-        raise ValueError(explain(error)) from None
-    task, mixer = changed.create_task(), changed.create_mixer()
-    check_fit(task.head, mixer, changed.model)  # before any data is prepared
-    return make_config(config.recipe, task, mixer, changed.model, changed.training)
+        return _read_toml(name, Path(name).read_text())
+    except OSError as error:
+        raise BadInput(f"cannot read the file: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the file is not text: {error}") from None
 
 
-SECTIONS = {"task": "task_options", "mixer": "mixer_options", "model": "model", "training": "training"}
+def _read_toml(name: str, text: str) -> Recipe:
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # of TOML, or a number of thousands of digits
+        raise BadInput(f"not a TOML file: {error}") from None
+    known = {key: replace(option, default=None) for key, option in options_of(Recipe).items() if key != "name"}
+    return Recipe(name, **check_options(known, values, "a recipe"))
 
 
-def _place(name: str, values: dict[str, Any]) -> tuple[str, str]:
-    """The section and the field that a dotted or plain name means. A plain name is never an option of the task."""
-    known = [f"{short}.{field}" for short, section in SECTIONS.items() for field in values[section]]
-    plain = [entry.partition(".")[2] for entry in known if not entry.startswith("task.")]
-    wanted = [name] if "." in name else [f"{short}.{name}" for short in ("training", "model", "mixer")]
-    for entry in wanted:
-        if entry in known:
-            short, _, field = entry.partition(".")
-            return SECTIONS[short], field
-    raise ValueError(f"there is no field {name!r}; {nearest(name, known if '.' in name else plain)}")
+def section_options(section: str, task: str, mixers: Iterable[str]) -> dict[str, Option]:
+    """The options of a section of a config; those of several mixers together, where they differ with what any takes."""
+    if section == "task":
+        return options_of(find_task(task))
+    if section == "mixer":
+        joined: dict[str, Option] = {}
+        for mixer in mixers:
+            for name, option in find_mixer(mixer).options.items():
+                before = joined.get(name, option)
+                same = before.hint == option.hint
+                joined[name] = before if same else Option(name, before.hint | option.hint, before.default, before.help)
+        return joined
+    return options_of({"model": ModelConfig, "training": TrainingConfig}[section])
+
+
+def sort_changes(changes: Changes, task: str, mixers: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Changes by section. A plain name is looked up in training, model, mixer and task, in this order."""
+    known = {section: section_options(section, task, mixers) for section in SECTIONS}
+    found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    aliases = find_task(task).aliases
+    for name, value in changes.items():
+        section, _, option = name.rpartition(".")
+        if section in ("", "task"):
+            option = aliases.get(option, option)
+        sections = [section] if section else ("training", "model", "mixer", "task")
+        section = next((section for section in sections if option in known.get(section, ())), None)
+        if section is None:
+            names = [f"{s}.{o}" for s in SECTIONS for o in known[s]] if "." in name else _plain(known)
+            raise BadInput(f"there is no option {name!r}; {nearest(name, names)}")
+        if option in found[section]:
+            raise BadInput(f"{section}.{option} is given twice")
+        found[section][option] = known[section][option].check(value)
+    return found
+
+
+def _plain(known: dict[str, dict[str, Option]]) -> Iterator[str]:
+    return iter(dict.fromkeys(option for section in known.values() for option in section))
 
 
 def differences(before: Config, now: Config) -> list[str]:
@@ -215,22 +311,3 @@ def differences(before: Config, now: Config) -> list[str]:
         for name in dict.fromkeys([*old, *new])
         if old.get(name, missing) != new.get(name, missing)
     ]
-
-
-def explain(error: ValidationError) -> str:
-    """The first complaint of pydantic, as a sentence."""
-    first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")  # a typo explains what is missing
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        *path, unknown = first["loc"]
-        fields = _fields_at(path)
-        return f"there is no field {name!r}; {nearest(str(unknown), fields)}" if fields else f"no field {name!r}"
-    if first["type"] == "value_error":  # of our own validators
-        return str(first.get("ctx", {})["error"])
-    reason = first["msg"][0].lower() + first["msg"][1:]
-    return f"{name} is {first['input']!r}: {reason}" if name else reason
-
-
-def _fields_at(path: list[Any]) -> list[str]:
-    sections: dict[str, type[Strict]] = {"model": ModelConfig, "training": TrainingConfig}
-    return list((sections[path[-1]] if path and path[-1] in sections else Recipe).model_fields)

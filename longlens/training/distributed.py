@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from longlens.errors import BadInput
 from longlens.training.runtime import Runtime
 
 
@@ -38,25 +39,27 @@ class Processes:
         return x
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds in some process: all hear the same answer."""
+        """Whether it holds in some process: the same answer in all."""
         if self.count == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
 
-    def first_says(self, ask: Callable[[], Any]) -> Any:
-        """What the first process finds out, in all of them: the answer, or the error."""
+    def on_first(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in the first process: its answer, or its error, in all of them."""
         answer = problem = None
         if self.is_first:
             try:
-                answer = ask()
+                answer = function(*args)
             except Exception as error:
+                if self.count == 1:
+                    raise
                 problem = error
-        answer, problem = self.from_first((answer, problem))
+        answer, problem = self.broadcast((answer, problem))
         if problem is not None:
             raise problem
         return answer
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process has, in all of them."""
         if self.count == 1:
             return value
@@ -99,7 +102,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here; it can be cpu")
+        raise BadInput("device must be cpu or auto here, got cuda: torch sees no GPU")
     return torch.device(name)
 
 
@@ -119,7 +122,7 @@ def parallelize(model: nn.Module, processes: Processes, parallel: str) -> nn.Mod
 
 @contextmanager
 def without_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Keep the gradients of a part of a batch for oneself: the last part sends the sum."""
+    """Skip the gradient all-reduce for all but the last micro-batch."""
     if isinstance(model, DistributedDataParallel) and wanted:
         with model.no_sync():
             yield

@@ -1,32 +1,35 @@
-"""The metric and the loss of a model on a split."""
+"""The metric and the loss of a model on a split; what a saved model says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from longlens.data.batches import Batches
+from longlens.data.bigram import bigram_bits
+from longlens.data.datasets import Subset
+from longlens.data.metrics import metric_sums, metric_value
+from longlens.data.stream import Stream
+from longlens.errors import BadInput, Interrupted, RunError
 from longlens.models.heads import loss_sum
-from longlens.tasks.base import SplitName, Task
-from longlens.tasks.batches import Batches
-from longlens.tasks.datasets import Subset
-from longlens.tasks.metrics import metric_sums, metric_value
-from longlens.tasks.stream import Stream
-from longlens.training.config import TrainingConfig
-from longlens.training.distributed import Processes
-from longlens.training.events import Interrupted, StopSignals
-from longlens.training.step import ahead, forward
+from longlens.models.model import Model
+from longlens.tasks.base import SPLITS, Spec, SplitName, Task
+from longlens.training import checkpoint as checkpoints
+from longlens.training.config import Config, TrainingConfig
+from longlens.training.distributed import Processes, join_processes
+from longlens.training.hardware import use_threads
+from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result
+from longlens.training.runtime import Runtime
+from longlens.training.state import TrainState
+from longlens.training.step import forward, prefetch
+from longlens.training.threads import choose_threads
 
-
-@torch.no_grad()
-def sees_ahead(model: nn.Module, task: Task) -> float:
-    """The largest change of a logit when tokens that come after it are others: 0 for a language model that is one."""
-    (batch,) = Batches(Subset(task.split("test"), np.arange(1)), 1)
-    half = batch.tokens // 2
-    changed = batch.inputs.clone()
-    changed[:, half:] = (changed[:, half:] + 1) % task.spec.size
-    model.eval()
-    device = next(model.parameters()).device
-    before, after = (model(inputs.to(device))[:, :half] for inputs in (batch.inputs, changed))
-    return (before - after).abs().max().item()
+LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
+LOOK_EVERY = 32  # batches between two looks at the signals of all processes
 
 
 @torch.no_grad()
@@ -38,29 +41,194 @@ def evaluate(
     processes: Processes,
     *,
     samples: int | None = None,
-    stop: StopSignals | None = None,
+    asked_to_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[float, float]:
-    """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once."""
+    """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
+    are as large as the micro-batches of training; nobody waits for a GPU before the end."""
     chosen = task.split(split)
     if samples is not None and samples < len(chosen):
         chosen = Subset(chosen, np.sort(Stream("evaluated").permutation(len(chosen))[:samples]))
     batches = Batches(
-        chosen, options.batch_size, group_by_length=options.group_by_length, rank=processes.rank,
+        chosen,
+        -(-options.batch_size // options.accumulate),
+        group_by_length=options.group_by_length,
+        rank=processes.rank,
         world_size=processes.count,
-    )  # fmt: skip
+    )
     spec, was_training = task.spec, model.training
     model.eval()
     torch.manual_seed(0)  # for layers that draw numbers also then; a step of training has a seed of its own
     try:
-        sums = torch.zeros(2, dtype=torch.float64)  # of losses and targets
-        metrics = torch.zeros(())
-        for batch in ahead(batches):
-            if stop is not None and processes.any(stop.asked):
+        metrics = losses = torch.zeros((), device=processes.device)
+        count = 0
+        for index, batch in enumerate(prefetch(batches, processes.device)):
+            if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(asked_to_stop()):
                 raise Interrupted("stopped during an evaluation, and saved")
             outputs, targets = forward(model, batch, options.precision, processes)
-            metrics = metrics + metric_sums(spec.metric, outputs.float(), targets).cpu()
-            sums += torch.tensor([loss_sum(spec, outputs, targets).item(), batch.total / processes.count])
+            sums = metric_sums(spec.metric, outputs.float(), targets)
+            metrics = metrics + sums
+            losses = losses + (sums[0] if spec.metric in LOSSES else loss_sum(spec, outputs, targets).to(sums.dtype))
+            count += batch.total
     finally:
         model.train(was_training)
-    metrics, (loss, count) = (processes.sum(part.to(processes.device)).cpu() for part in (metrics, sums))
-    return metric_value(spec.metric, metrics), float(loss / count)
+    metrics, losses = processes.sum(metrics), processes.sum(losses)
+    return metric_value(spec.metric, metrics), float(losses) / count
+
+
+@torch.no_grad()
+def change_by_later_tokens(model: nn.Module, task: Task) -> float:
+    """The largest change of a logit when tokens that come after it are others: 0 for a language model that is one."""
+    (batch,) = Batches(Subset(task.split("test"), np.arange(1)), 1)
+    half = batch.tokens // 2
+    changed = batch.inputs.clone()
+    changed[:, half:] = (changed[:, half:] + 1) % task.spec.size
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    before, after = (model(inputs.to(device))[:, :half] for inputs in (batch.inputs, changed))
+    model.train(was_training)
+    return (before - after).abs().max().item()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A checkpoint of a run on a whole split."""
+
+    config: Config
+    split: SplitName
+    samples: int
+    step: int
+    metric: str
+    value: float
+    loss: float
+    change_by_later_tokens: float | None = None  # of a language model
+    bigram: float | None = None  # what counting pairs of tokens reaches, by the same metric
+
+
+def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "best", device: str = "auto") -> Evaluation:
+    """The metric and the loss of a checkpoint, ``best``, ``last`` or a step, on a whole split."""
+    if split not in SPLITS:
+        raise BadInput(f"split must be one of {', '.join(SPLITS)}, got {split}")
+    config = read_config(folder)
+    check_fingerprint(folder, fingerprint(config))
+    run = RunFolder(folder, keep=1)
+    task, path = config.task, find_checkpoint(run, checkpoint)
+    threads, _ = choose_threads(None, run.last_threads())
+    with use_threads(threads), join_processes(Runtime.make({"device": device}, "the runtime")) as processes:
+        model = load_checkpoint(config, path, processes.device)
+        value, loss = evaluate(model, task, split, config.training, processes)
+        change = bigram = None
+        if task.spec.head == "language":
+            change = change_by_later_tokens(model, task)
+            bits = bigram_bits(task.split("train"), task.split(split), task.spec.outputs)
+            bigram = bits if bits is None or task.spec.metric == "bits_per_byte" else 2**bits
+    samples = len(task.split(split))
+    return Evaluation(config, split, samples, int(path.name), task.spec.metric, value, loss, change, bigram)
+
+
+def load_model(folder: Path, checkpoint: str = "best", device: str = "cpu") -> Model:
+    """The trained model of a checkpoint, ready to use."""
+    config = read_config(folder)
+    path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
+    return load_checkpoint(config, path, torch.device(device)).eval()
+
+
+def load_checkpoint(config: Config, path: Path, device: torch.device) -> Model:
+    try:
+        found = checkpoints.read(path)
+    except checkpoints.DamagedError as error:
+        raise RunError(f"checkpoint {path} is damaged: {error}") from None
+    with torch.random.fork_rng(devices=[]):  # some layers draw numbers that are in no checkpoint
+        torch.manual_seed(config.training.seed)
+        model = Model(config.task.spec, config.mixer, config.model).to(device)
+    checkpoints.check(found, path, model, with_optimizer=False)
+    checkpoints.restore(found, model)
+    return model
+
+
+def find_checkpoint(run: RunFolder, which: str) -> Path:
+    """The folder of the best or the last checkpoint, or of that of a step."""
+    steps = [int(path.name) for path in run.checkpoint_folders()]
+    if not steps:
+        raise BadInput(f"{run.folder} has no checkpoint yet")
+    if which == "last":
+        return run.checkpoint(steps[0])
+    if which == "best":
+        result = read_result(run.folder)
+        best = result["best_step"] if result else _best_so_far(run.checkpoint(steps[0]))
+        if best is None:
+            raise BadInput(f"{run.folder} was not evaluated yet: choose the checkpoint last")
+        return run.checkpoint(best)
+    if not which.isdecimal() or int(which) not in steps:
+        raise BadInput(f"checkpoint must be one of best, last, {', '.join(map(str, sorted(steps)))}, got {which}")
+    return run.checkpoint(int(which))
+
+
+def _best_so_far(newest: Path) -> int | None:
+    try:
+        return TrainState.from_json(checkpoints.read_state(newest)["progress"]).best_step
+    except (ValueError, OSError) as error:
+        raise RunError(f"checkpoint {newest} is damaged ({error}): choose another one, or resume the run") from None
+
+
+@torch.no_grad()
+def predict(model: Model, inputs: Sequence[Any], *, probabilities: bool = False, batch_size: int = 32) -> np.ndarray:
+    """What a model says about sequences of any lengths: the numbers of classes (or their probabilities), or numbers;
+    for a language model the token that follows each.
+
+    Args:
+        model: Model of a run, as ``load_model`` gives it.
+        inputs: Sequences of token numbers (L,), or of real numbers (L,) or (L, channels); pairs of them for pairs.
+        probabilities: Return the probabilities of all classes or tokens.
+        batch_size: Sequences at a time.
+    """
+    spec = model.spec
+    if batch_size < 1:
+        raise BadInput(f"batch_size must be at least 1, got {batch_size}")
+    if probabilities and spec.head == "regress":
+        raise BadInput("probabilities must be False for a task whose answers are numbers, got True")
+    pairs = spec.head == "match"
+    rows = [
+        _read_sequence(row, spec, f"inputs[{i}]") for i, given in enumerate(inputs) for row in _rows(given, pairs, i)
+    ]
+    size, device, found = (2 if pairs else 1) * batch_size, next(model.parameters()).device, []
+    for first in range(0, len(rows), size):
+        lengths = torch.tensor([len(row) for row in rows[first : first + size]])
+        padded = nn.utils.rnn.pad_sequence(rows[first : first + size], batch_first=True)  # (B, L, …)
+        mask = torch.arange(padded.shape[1]) < lengths[:, None]
+        last = (lengths - 1).to(device)
+        if pairs:
+            padded, mask = padded.unflatten(0, (-1, 2)), mask.unflatten(0, (-1, 2))
+        outputs = model(padded.to(device), None if mask.all() else mask.to(device)).float()
+        if spec.head == "language":
+            outputs = outputs[torch.arange(len(outputs), device=device), last]
+        if spec.head != "regress":
+            outputs = outputs.softmax(dim=-1) if probabilities else outputs.argmax(dim=-1)
+        found.append(outputs.cpu().numpy())
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _rows(given: Any, pairs: bool, index: int) -> Sequence[Any]:
+    if pairs and len(given) != 2:
+        raise BadInput(f"inputs[{index}] must be a pair of sequences, got {len(given)}")
+    return given if pairs else [given]
+
+
+def _read_sequence(row: Any, spec: Spec, name: str) -> Tensor:
+    """One sequence as (L,) tokens or (L, C) numbers."""
+    try:
+        array = np.asarray(row)
+        numbers = array.astype(np.int64 if spec.inputs == "tokens" else np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise BadInput(f"{name} must be a sequence of numbers, got {type(row).__name__}") from None
+    if spec.inputs == "tokens":
+        if numbers.ndim != 1 or not len(numbers) or not np.array_equal(numbers, array):
+            raise BadInput(f"{name} must be a sequence of token numbers, got an array of shape {array.shape}")
+        if numbers.min() < 0 or numbers.max() >= spec.size:
+            raise BadInput(f"{name} must have tokens from 0 to {spec.size - 1}, got {numbers.min()} to {numbers.max()}")
+        return torch.from_numpy(numbers)
+    if numbers.ndim == 1:
+        numbers = numbers[:, None]
+    if numbers.ndim != 2 or not len(numbers) or numbers.shape[1] != spec.size or not np.isfinite(numbers).all():
+        raise BadInput(f"{name} must be finite numbers of shape (length, {spec.size}), got shape {array.shape}")
+    return torch.from_numpy(numbers)

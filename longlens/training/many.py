@@ -1,45 +1,35 @@
-"""Many runs: each in a process of its own, on this machine or on a Ray cluster.
+"""Many runs: each in a process of its own, on this machine or on a Ray cluster. No torch here.
 
 A run that fails is reported and does not stop the others; one that is finished already is not run again.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import cycle, islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal
 
+from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.progress import progress
 from longlens.training.config import Config
-from longlens.training.events import Interrupted, StopSignals
-from longlens.training.run import read_result, run_folder
+from longlens.training.logs import notify, open_to_append
+from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
 from longlens.training.runtime import Runtime
-
-INTERRUPTED = 75  # exit code of a run that was stopped and saved (EX_TEMPFAIL: try again)
-FAILED = 3  # exit code of a run that cannot go on as it is
+from longlens.training.signals import StopSignals
+from longlens.training.threads import choose_threads
 
 Engine = Literal["local", "ray"]
-
-
-@dataclass(frozen=True)
-class Order:
-    """One run, for another process."""
-
-    config: Config
-    runtime: Runtime
-    folder: Path
-    quiet: bool  # its messages go to log.txt in its folder
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {"config": self.config.model_dump(mode="json"), "runtime": self.runtime.model_dump(mode="json")}
-        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +43,24 @@ class Outcome:
     was_there: bool = False  # finished before
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """One run, for another process."""
+
+    config: Config
+    runtime: Runtime
+    folder: Path
+    quiet: bool  # its messages go to log.txt in its folder
+
+    def to_json(self) -> str:
+        """On one line."""
+        runtime = {
+            name: str(value) if isinstance(value, Path) else value for name, value in self.runtime.values().items()
+        }
+        log = None if self.quiet else str(self.folder / "log.txt")  # for the traceback of a bug
+        return json.dumps({"config": self.config.to_json(), "runtime": runtime, "command": sys.argv, "log": log})
+
+
 def run_many(
     configs: list[Config],
     runtime: Runtime,
@@ -63,61 +71,112 @@ def run_many(
 ) -> list[Outcome]:
     """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for."""
     if jobs < 1:
-        raise ValueError(f"jobs is {jobs}; it must be at least 1")
+        raise BadInput(f"jobs must be at least 1, got {jobs}")
     if runtime.folder is not None:
-        raise ValueError("folder is for a single run: leave it out")
-    runtime = runtime.model_copy(update={"runs": runtime.runs.absolute()})
-    if jobs > 1 and runtime.threads is None:
-        runtime = runtime.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // jobs)})
+        raise BadInput("folder is for a single run: leave it out")
+    if engine == "local" and address is not None:
+        raise BadInput("address is that of a Ray cluster: choose the engine ray, or leave it out")
     quiet = jobs > 1 or engine == "ray"
-    orders = [Order(config, runtime, run_folder(config, runtime), quiet) for config in configs]
-    outcomes: dict[Path, Outcome] = {}
-    waiting = []
-    for order in {order.folder: order for order in orders}.values():  # the same config twice is one run
-        result = read_result(order.folder)
-        if result is None:
-            waiting.append(order)
-        else:
-            outcomes[order.folder] = Outcome(order.config, order.folder, result, was_there=True)
-    if waiting:
-        run_all = _run_locally if engine == "local" else _run_on_ray
-        with progress("runs", len(waiting)) if quiet else nullcontext(lambda count: None) as done:
-            for outcome in run_all(waiting, jobs, address):
-                outcomes[outcome.folder] = outcome
-                done(sum(order.folder in outcomes for order in waiting))
-    return [outcomes[folder] for folder in dict.fromkeys(order.folder for order in orders)]
+    with StopSignals() as stop:
+        stop.done = "stopped before the first run"
+        requests = _make_requests(configs, runtime, jobs if engine == "local" else None, quiet)
+        outcomes: dict[Path, Outcome] = {}
+        waiting: list[RunRequest] = []
+        for request in {request.folder: request for request in requests}.values():  # the same config twice is one run
+            try:
+                result = read_result(request.folder)
+            except BadInput as error:  # one damaged run does not hide the others
+                outcomes[request.folder] = Outcome(request.config, request.folder, error=str(error))
+                continue
+            if result is None:
+                waiting.append(request)
+            else:
+                outcomes[request.folder] = Outcome(request.config, request.folder, result, was_there=True)
+        if waiting:
+            stop.defer("stopped at once: runs may have lost what came after their last checkpoint")
+            if engine == "ray":  # by name, as integrations know this room and not the other way round
+                ended = import_module("longlens.integrations.ray").run_on_ray(waiting, address, stop)
+            else:
+                ended = _run_locally(waiting, jobs, stop)
+            with progress("runs", len(waiting)) if quiet else nullcontext(lambda count: None) as done:
+                for count, outcome in enumerate(ended, 1):
+                    outcomes[outcome.folder] = outcome
+                    done(count)
+    return [outcomes[folder] for folder in dict.fromkeys(request.folder for request in requests)]
 
 
-def _run_locally(orders: list[Order], jobs: int, address: str | None) -> Iterator[Outcome]:
-    if address is not None:
-        raise ValueError("address is that of a Ray cluster: choose the engine ray, or leave it out")
-    started = Started()
-    with StopSignals() as stop, ThreadPoolExecutor(jobs) as pool:
-        running: set[Future[Outcome]] = {pool.submit(launch, order, started) for order in orders}
-        while running:
-            done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done if not future.cancelled())
-            if stop.asked:
-                for future in running:
-                    future.cancel()
-                started.stop()
+def _make_requests(configs: list[Config], runtime: Runtime, jobs: int | None, quiet: bool) -> list[RunRequest]:
+    """Each with its folder, and with as many threads as are free, or as its run had before it was stopped."""
+    runtime = replace(runtime, runs=runtime.runs.absolute())
+    threads = runtime.threads or 1  # on Ray: what a run asks the cluster for
+    if jobs is not None:
+        threads, note = choose_threads(runtime.threads, processes=jobs)
+        if note is not None:
+            notify(note)
+    data: dict[str, str] = {}  # runs of a comparison have the same data, which is looked at once
+    requests = []
+    for config in configs:
+        task = f"{config.task.name} {config.task.values()}"
+        data[task] = data.get(task) or config.task.fingerprint()
+        folder = run_folder(config, runtime, fingerprint(config, data[task]))
+        last = RunFolder(folder, keep=1).last_threads()
+        own = threads if last is None else choose_threads(runtime.threads, last)[0]
+        requests.append(RunRequest(config, replace(runtime, threads=own), folder, quiet))
+    return requests
+
+
+def _run_locally(requests: list[RunRequest], jobs: int, stop: StopSignals) -> Iterator[Outcome]:
+    started = ProcessPool()
+    gpus: SimpleQueue[str | None] = SimpleQueue()
+    visible = visible_gpus() if jobs > 1 and requests[0].runtime.device != "cpu" else []
+    for gpu in islice(cycle(visible if len(visible) > 1 else [None]), jobs):
+        gpus.put(gpu)
+
+    def run(request: RunRequest) -> Outcome:
+        gpu = gpus.get()
+        try:
+            result, error = launch(request.to_json(), request.folder, request.quiet, started, gpu)
+        finally:
+            gpus.put(gpu)
+        return Outcome(request.config, request.folder, result, error)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        running: set[Future[Outcome]] = {pool.submit(run, request) for request in requests}
+        try:
+            while running:
+                done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done if not future.cancelled())
+                if stop.asked:
+                    for future in running:
+                        future.cancel()
+                    started.stop()
+        finally:
+            for future in running:
+                future.cancel()
+            started.stop()
     if stop.asked:
         raise Interrupted("stopped, and the runs are saved")
 
 
-def _run_on_ray(orders: list[Order], jobs: int, address: str | None) -> Iterator[Outcome]:
-    from longlens.integrations.ray import launch_on_ray
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine that this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    import torch
 
-    return launch_on_ray(orders, address)
+    return [str(index) for index in range(torch.cuda.device_count())]
 
 
-class Started:
+class ProcessPool:
     """The processes that are at work, so that they can be told to stop."""
 
     def __init__(self) -> None:
-        self.lock, self.processes, self.stopped = threading.Lock(), set[subprocess.Popen[str]](), False
+        self.lock = threading.Lock()
+        self.processes: set[subprocess.Popen[str]] = set()
+        self.stopped = False
 
-    def add(self, command: list[str], **options: Any) -> subprocess.Popen[str] | None:
+    def start(self, command: list[str], **options: Any) -> "subprocess.Popen[str] | None":
         with self.lock:
             if self.stopped:
                 return None
@@ -133,52 +192,90 @@ class Started:
                     process.terminate()
 
 
-def launch(order: Order, started: Started | None = None) -> Outcome:
-    """One run in a process of its own, to its end."""
-    order.folder.mkdir(parents=True, exist_ok=True)
-    log = (order.folder / "log.txt").open("a") if order.quiet else None
+def launch(
+    request: str, folder: Path, quiet: bool, pool: ProcessPool | None = None, gpu: str | None = None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """One run in a process of its own, to its end: its result, or its error. The process ends if this one does: its
+    input, which stays open, ends then."""
     try:
-        process = (started or Started()).add(
-            [sys.executable, "-m", "longlens.training.many"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        folder.mkdir(parents=True, exist_ok=True)
+        log = open_to_append(folder / "log.txt") if quiet else None
+    except (BadInput, OSError) as error:
+        return None, str(error)
+    with log or nullcontext():
+        process = (pool or ProcessPool()).start(
+            [sys.executable, "-m", "longlens.training.many"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
             text=True,
-        )  # fmt: skip
+            env=os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+        )
         if process is None:
-            return Outcome(order.config, order.folder, error="not started")
-        said, text = "", order.to_json()
+            return None, "not started"
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
+            with suppress(BrokenPipeError):  # it has ended already
+                process.stdin.write(f"{request}\n")
+                process.stdin.flush()
             while process.returncode is None:
                 with suppress(subprocess.TimeoutExpired):  # Ray can cancel it only between two waits
-                    said, _ = process.communicate(text, timeout=1)
-                text = None
+                    process.wait(timeout=1)
+            said = process.stdout.read().strip()
         except BaseException:
             process.terminate()
             process.wait()
             raise
-    finally:
-        if log is not None:
-            log.close()
-    result = read_result(order.folder) if process.returncode == 0 else None
+        finally:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+    try:
+        result = read_result(folder) if process.returncode == 0 else None
+    except BadInput as error:
+        return None, str(error)
     if result is not None:
-        return Outcome(order.config, order.folder, result)
-    where = f"; {order.folder / 'log.txt'} has more" if order.quiet else ""
-    reason = said.strip() or f"its process ended with the code {process.returncode}{where}"
-    return Outcome(order.config, order.folder, error=reason)
+        return result, None
+    more = f"; {folder / 'log.txt'} has more" if (folder / "log.txt").exists() else ""
+    return None, said or f"its process ended with the code {process.returncode}{more}"
 
 
 def _work() -> None:
-    """The other process: train what the input asks for; the output is the reason of a failure."""
-    from longlens.training.loop import train
-    from longlens.training.run import RunError
-
-    order = json.loads(sys.stdin.read())
+    """The other process: train what the input asks for. The output is the reason of a failure and nothing else: what a
+    layer prints goes where the messages go."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    code = 0
+    log: Path | None = None
     try:
-        train(Config.model_validate(order["config"]), Runtime.model_validate(order["runtime"]))
-    except Interrupted as stopped:
-        print(stopped)
-        sys.exit(INTERRUPTED)
-    except (RunError, ValueError, OSError) as error:
-        print(error)
-        sys.exit(FAILED)
+        with StopSignals():
+            request = json.loads(sys.stdin.readline())
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            log = Path(request["log"]) if request["log"] else None
+            sys.argv = request["command"]
+            from longlens.training.loop import train_run
+
+            config = Config.from_json(request["config"], "the request")
+            train_run(config, Runtime.make(request["runtime"], "the runtime"))
+    except LongLensError as error:
+        print(error, file=answer, flush=True)
+        code = error.exit_code
+    except Exception as error:  # a bug, of ours or of a user's layer
+        traceback.print_exc()
+        if log is not None:
+            with open_to_append(log) as file:
+                traceback.print_exc(file=file)
+        print(f"{type(error).__name__}: {error}", file=answer, flush=True)
+        code = 1
+    sys.exit(code)
+
+
+def _end_with_parent() -> None:
+    """Save and end when the process that has started this one is gone, also if it was killed."""
+    while os.read(0, 1024):  # not by sys.stdin, whose lock would be held when Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

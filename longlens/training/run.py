@@ -1,172 +1,337 @@
 """A run is a folder.
 
-``config.json``, ``fingerprint`` (of the data), ``environment.json`` (one entry for each time it was started),
-``metrics.jsonl``, ``checkpoints/`` and, written last, ``result.json``. The same config is the same folder: a finished
-run is not run again, an unfinished one goes on.
+``config.json``, ``identity.json`` (a digest of the config and the fingerprint of the data), ``environment.json`` (an
+entry for each time it was started), ``metrics.jsonl``, ``checkpoints/`` and, written last, ``result.json``. The same
+config is the same folder: a finished run is not run again, an unfinished one resumes. No torch here.
 """
 
+import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # typing's is not enough for pydantic before Python 3.12
 
-from longlens.mixers.base import mixer_class
+from longlens.data.datasets import Metric
+from longlens.errors import BadInput, RunError
+from longlens.files import read_json, write_atomic, write_json
 from longlens.registry import foreign_source
-from longlens.tasks.base import task_class
 from longlens.training.config import Config, differences
+from longlens.training.logs import notify
 from longlens.training.runtime import Runtime
+from longlens.training.seal import read_sealed, write_sealed
+
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
+BEFORE_A_RUN = (".lock", "identity.json", "log.txt")  # may be in a folder that has no run yet
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COMPARED = ("longlens", "commit", "torch", "processor", "device", "threads", "processes")  # change the bits of a run
 
 
-class RunError(Exception):
-    """A run cannot go on, and what to do about it. Its checkpoints are as they were."""
+@with_config(ConfigDict(extra="forbid"))
+class _Result(TypedDict):
+    task: str
+    mixer: str
+    seed: int
+    metric: Metric
+    test: float | None  # of the best model on the validation set
+    test_last: float
+    test_samples: int
+    valid: float | None
+    valid_last: float | None
+    best_step: int | None
+    steps: int
+    parameters: int
+    tokens: int
+    tokens_per_second: float
+    overhead: float | None  # a GPU is not waited for, so that nobody knows
+    seconds: float
+    peak_memory_bytes: int
 
 
-def run_folder(config: Config, runtime: Runtime) -> Path:
-    """Where the run of this config is or will be. Prepares the data, as its identity belongs to the run."""
+def fingerprint(config: Config, data: str | None = None) -> str:
+    """Of the data, and of the source of a user's own task or layer: a result belongs to them. Prepares the data, unless
+    ``data``, the fingerprint of the task, is known already."""
+    preset = config.mixer.preset
+    of_layer = "" if preset.module.startswith("longlens.") else foreign_source(preset.layer)  # no import of torch
+    sources = foreign_source(type(config.task)), of_layer
+    return hashlib.sha256("\n".join([data or config.task.fingerprint(), *sources]).encode()).hexdigest()
+
+
+def run_folder(config: Config, runtime: Runtime, fingerprint: str) -> Path:
+    """Where the run of this config on this data is or will be."""
     if runtime.folder is not None:
         return runtime.folder
-    return runtime.runs / config.create_task().slug / config.mixer / config.digest(fingerprint(config))
+    return runtime.runs / config.task.slug / config.mixer.name / config.digest(fingerprint)
 
 
-def fingerprint(config: Config) -> str:
-    """Of the data, and of the source of a user's own task or mixer: a result belongs to them. Prepares the data."""
-    parts = (
-        config.create_task().fingerprint(),
-        *map(foreign_source, (task_class(config.task), mixer_class(config.mixer))),
-    )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def read_config(folder: Path) -> Config:
+    """The config of a run that is there. One that is not what the run was started with is refused."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise BadInput(f"{folder} is not a run: it has no config.json")
+    config = Config.from_json(read_json(path), str(path))
+    identity = _read_identity(folder)
+    if config.digest(identity["fingerprint"]) != identity["digest"]:
+        raise BadInput(
+            f"{path} is not the config that this run was started with: undo the change, or delete the folder and run "
+            "it again"
+        )
+    return config
 
 
-def check_fingerprint(folder: Path, config: Config) -> None:
+def _read_identity(folder: Path) -> dict[str, str]:
+    try:
+        values = read_json(folder / "identity.json")
+        if values.keys() == {"fingerprint", "digest"} and all(isinstance(value, str) for value in values.values()):
+            return values
+        problem = "is not as it was written"
+    except FileNotFoundError:
+        problem = "is missing"
+    except AttributeError:
+        problem = "is not as it was written"
+    raise BadInput(f"{folder / 'identity.json'} {problem}: restore it, or delete the folder and run it again")
+
+
+def check_fingerprint(folder: Path, fingerprint: str) -> None:
     """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
-    path = folder / "fingerprint"
-    if path.exists() and path.read_text() != fingerprint(config):
-        raise ValueError(
+    if _read_identity(folder)["fingerprint"] != fingerprint:
+        raise BadInput(
             f"{folder} belongs to other data, or to another source of a layer or task of your own: choose another "
             "folder, or delete it"
         )
 
 
-def read_config(folder: Path) -> Config:
-    """The config of a run that is there."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} is not a run: it has no config.json")
-    try:
-        return Config.model_validate_json(path.read_text())
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise ValueError(f"{path} cannot be read ({reason}): delete the folder to run it anew") from None
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    write_sealed(folder / "result.json", result)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a run, if it is finished."""
+    """The result of a run, if it is finished. One that is not as it was written is refused."""
+    path = folder / "result.json"
     try:
-        return json.loads((folder / "result.json").read_text())
+        return dict(TypeAdapter(_Result).validate_python(read_sealed(path)))
     except FileNotFoundError:
         return None
-    except ValueError:
-        raise ValueError(f"{folder / 'result.json'} is damaged: delete it, and the run ends anew") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{path} is not the result of a run ({'.'.join(map(str, first['loc']))}: {first['msg'].lower()})"
+    except BadInput as error:
+        reason = str(error)
+    raise BadInput(f"{reason}: delete it and run the same command again, which repeats the end of the run only")
+
+
+def read_environment(folder: Path) -> list[dict[str, Any]]:
+    """What a run was started on, each time: versions, commit, device, threads. Nothing if it is damaged or missing."""
+    try:
+        return _parse_environment(folder)
+    except (BadInput, FileNotFoundError):
+        return []
+
+
+def _parse_environment(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "environment.json"
+    found = read_json(path)
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise BadInput(f"{path} is not a list of environments")
+    return found
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that can be read."""
+    try:
+        text = (folder / "metrics.jsonl").read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadInput(f"{folder / 'metrics.jsonl'} cannot be read: {error.strerror or error}") from None
+    return [values for line in text.splitlines() if (values := _parse_line(line)) is not None]
+
+
+def _parse_line(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None if it is damaged."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.get("split") not in ("train", "valid"):
+        return None
+    step = values.get("step")
+    return values if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 class RunFolder:
     """The folder of a run in the hands of the one process that writes it."""
 
     def __init__(self, folder: Path, keep: int):
-        self.folder, self.keep = folder, keep
+        self.folder = folder
+        self.keep = keep
         self.checkpoints = folder / "checkpoints"
         self.metrics = folder / "metrics.jsonl"
+        self.lock = FileLock(folder / ".lock", timeout=0)
+
+    def finished(self, config: Config, fingerprint: str) -> dict[str, Any] | None:
+        """The result, if there is one: nothing is written, so that a run can also be read where nobody may write."""
+        with self._explained("cannot read"):
+            if not (self.folder / "config.json").exists():
+                return None
+            self._check(config, fingerprint)
+            return read_result(self.folder)
+
+    def claim(self, config: Config, fingerprint: str) -> dict[str, Any] | None:
+        """Hold the folder: a second process refuses, and so does a config that is not the folder's. The result, if some
+        other process has finished the run meanwhile."""
+        with self._explained("cannot write to"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.lock.acquire()
+            except Timeout:
+                raise RunError(f"another process is at work in {self.folder}: wait for it, or stop it") from None
+            for path in self.folder.glob(".*.partial"):  # of a writer that was killed
+                path.unlink(missing_ok=True)
+            if (self.folder / "config.json").exists():
+                return self.finished(config, fingerprint)
+            others = sorted(path.name for path in self.folder.iterdir() if path.name not in BEFORE_A_RUN)
+            if others:
+                raise BadInput(
+                    f"{self.folder} is no run and has other files, such as {others[0]}: choose another folder"
+                )
+            identity = {"fingerprint": fingerprint, "digest": config.digest(fingerprint)}
+            write_json(self.folder / "identity.json", identity)
+            write_json(self.folder / "config.json", config.to_json())
+        return None
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def _check(self, config: Config, fingerprint: str) -> None:
+        changed = differences(read_config(self.folder), config)
+        if changed:
+            raise BadInput(
+                f"{self.folder} belongs to a run with another config ({'; '.join(changed)}): choose another folder, or "
+                "the same values"
+            )
+        check_fingerprint(self.folder, fingerprint)
 
     @contextmanager
-    def claimed(self, config: Config) -> Iterator["RunFolder"]:
-        """Hold the folder: a second process refuses, and so does a config that is not the folder's."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _explained(self, what: str) -> Iterator[None]:
         try:
-            lock = FileLock(self.folder / ".lock", timeout=0)
-            lock.acquire()
-        except Timeout:
-            raise RunError(f"another process is at work in {self.folder}: wait for it, or stop it") from None
-        try:
-            if (self.folder / "config.json").exists():
-                changed = differences(read_config(self.folder), config)
-                if changed:
-                    raise ValueError(
-                        f"{self.folder} belongs to a run with another config ({'; '.join(changed)}): "
-                        "choose another folder, or the same values"
-                    )
-                check_fingerprint(self.folder, config)
-            else:
-                write_text(self.folder / "fingerprint", fingerprint(config))
-                write_text(self.folder / "config.json", config.model_dump_json(indent=1))
-            yield self
-        finally:
-            lock.release()
+            yield
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            reason = error.strerror or error
+            raise BadInput(f"{what} {self.folder} ({reason}): choose another place with --runs or --folder") from error
 
     def note_environment(self, environment: dict[str, Any]) -> list[str]:
-        """Remember what the run was started on; tell what is not as the last time."""
+        """Remember what the run was started on; return what changed since the last start."""
         path = self.folder / "environment.json"
+        before: list[dict[str, Any]] = []
         try:
-            before = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
-            before = []
-        write_text(path, json.dumps([*before, environment], indent=1))
-        matters = ("longlens", "commit", "torch", "processor", "device", "threads", "processes")
+            before = _parse_environment(self.folder)
+        except FileNotFoundError:
+            pass
+        except BadInput as error:
+            notify(f"{error}: it is kept as {self.put_aside(path).name}, and a new one begins")
+        write_json(path, [*before, environment])
         last = before[-1] if before else environment
         return [
-            f"{key} {last.get(key)}, now {environment[key]}" for key in matters if last.get(key) != environment[key]
+            f"{key} {last.get(key)}, now {environment[key]}" for key in COMPARED if last.get(key) != environment[key]
         ]
 
-    def checkpoint_folders(self) -> list[Path]:
-        """The newest first."""
-        found = self.checkpoints.glob("[0-9]*") if self.checkpoints.is_dir() else []
-        return sorted((path for path in found if path.name.isdigit()), key=lambda path: int(path.name), reverse=True)
+    def last_threads(self) -> int | None:
+        """Of the last start."""
+        threads = next((entry.get("threads") for entry in reversed(read_environment(self.folder))), None)
+        return threads if isinstance(threads, int) and threads >= 1 else None
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:08d}"
+
+    def checkpoint_folders(self) -> list[Path]:
+        """The newest first. Folders of other people in the same place are none."""
+        return sorted(
+            (path for path in _entries(self.checkpoints) if path.name.isdecimal() and _may_be_checkpoint(path)),
+            key=lambda path: int(path.name),
+            reverse=True,
+        )
+
+    def put_aside(self, path: Path) -> Path:
+        """Rename what is damaged: someone may want to look at it."""
+        for number in range(1, 10_000):
+            aside = path.with_name(f"{path.name}.damaged{'' if number == 1 else f'-{number}'}")
+            if not aside.exists() and not aside.is_symlink():
+                return path.rename(aside)
+        raise RunError(f"{path.parent} has too many damaged files: delete some")
 
     def prune(self, best: int | None) -> None:
         """Delete all checkpoints but the last few and the best."""
         for path in self.checkpoint_folders()[self.keep :]:
             if best is None or path != self.checkpoint(best):
-                shutil.rmtree(path)
+                delete_checkpoint(path)
 
     def forget_after(self, step: int, evaluated: int) -> None:
-        """The run goes on from a step, and from an evaluation: delete checkpoints after it, which are damaged, and what
-        is left of those that were never finished; cut the lines after it, and a last one that is torn."""
-        for path in [path for path in self.checkpoint_folders() if int(path.name) > step]:
-            shutil.rmtree(path)
-        for path in self.checkpoints.glob("*.partial"):
-            shutil.rmtree(path)
-        if not self.metrics.exists():
+        """Delete what is left of checkpoints that were never finished, and the lines of steps and evaluations that are
+        made again."""
+        for path in _entries(self.checkpoints):
+            if path.suffix == ".partial" and path.stem.isdecimal():
+                delete_checkpoint(path)
+        try:
+            text = self.metrics.read_text(errors="replace")
+        except FileNotFoundError:
             return
-        kept = []
-        for line in self.metrics.read_text(errors="replace").splitlines():
-            try:
-                values = json.loads(line)
-                if values["step"] > (evaluated if values["split"] == "valid" else step):
-                    break
-            except (ValueError, KeyError, TypeError):
-                break
-            kept.append(line)
-        write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            aside = self.put_aside(self.metrics)
+            notify(f"{self.metrics} cannot be read ({error.strerror or error}): it is kept as {aside.name}")
+            return
+        kept, damaged = [], 0
+        for line in text.splitlines(keepends=True):
+            values = _parse_line(line)
+            if values is None:
+                damaged += bool(line.strip()) and line.endswith("\n")  # a kill cuts the last line: nothing to speak of
+            elif values["step"] <= (evaluated if values["split"] == "valid" else step):
+                kept.append(line.rstrip("\n") + "\n")
+        if damaged:
+            notify(f"{damaged} damaged lines of {self.metrics} are left out")
+        write_atomic(self.metrics, "".join(kept))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
+def _entries(folder: Path) -> list[Path]:
     try:
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _may_be_checkpoint(path: Path) -> bool:
+    names = {entry.name for entry in _entries(path)}
+    return not names or bool(names & set(CHECKPOINT_FILES))
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a folder that has our files and nothing else. Symbolic links and other people's files stay."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    ours = (*CHECKPOINT_FILES, ".tmp", ".state.json.")  # the latter two begin the names of files that are being written
+    if all(entry.name.startswith(ours) for entry in _entries(path)):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+@contextmanager
+def disk_full_as_run_error(folder: Path) -> Iterator[None]:
+    """A full disk, or one that fails, is a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RunError(
+                f"there is no room left for {folder}: make some, and the same command resumes from the last checkpoint"
+            ) from error
+        if error.filename is None or not Path(str(error.filename)).is_relative_to(folder):
+            raise
+        raise RunError(f"cannot use {error.filename}: {error.strerror or error}") from error

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer, mixer_config
+from longlens.mixers.alibi import AlibiAttention
+from longlens.mixers.registry import create_mixer
 from longlens.ops.alibi import alibi_attention, alibi_attention_reference, alibi_slopes
 
 VARIANTS = {
@@ -92,8 +93,8 @@ def test_the_scale_is_of_the_products_alone():
     ("slopes", "options", "message"),
     [
         ((0.5,), {}, "slopes must be one number for each of the 4 heads, got 1"),
-        ((0.5,) * 4, {"is_causal": False}, "ALiBi is causal and has no decay"),
-        ((0.5,) * 4, {"decay": (0.1,) * 4}, "ALiBi is causal and has no decay"),
+        ((0.5,) * 4, {"is_causal": False}, "is_causal must be True and decay None"),
+        ((0.5,) * 4, {"decay": (0.1,) * 4}, "is_causal must be True and decay None"),
     ],
 )
 def test_what_is_not_alibi_is_refused(slopes, options, message):
@@ -121,9 +122,14 @@ def test_the_layer_is_its_projections_around_the_formula(name, options):
         for part in F.linear(x, layer.in_proj.weight, layer.in_proj.bias).chunk(3, dim=-1)
     )
     attended = alibi_attention_reference(
-        query, key, value, alibi_slopes(3), smoothing={"alibi": None, "alibi-smooth": options.get("window", 5)}[name],
-        side=options.get("side", "past"), chunk_size=options.get("chunk_size"),
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        alibi_slopes(3),
+        smoothing={"alibi": None, "alibi-smooth": options.get("window", 5)}[name],
+        side=options.get("side", "past"),
+        chunk_size=options.get("chunk_size"),
+    )
     expected = F.linear(attended.transpose(1, 2).flatten(2), layer.out_proj.weight, layer.out_proj.bias)
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
     grad = torch.randn_like(expected)
@@ -142,29 +148,38 @@ def test_step_by_step_equals_the_whole_sequence(name, chunk_size):
     torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-12)
 
 
-def test_only_centered_smoothing_looks_ahead():
-    assert mixer_config("alibi").looks_ahead() is None
-    assert mixer_config("alibi-smooth").looks_ahead() is None
-    assert mixer_config("alibi-smooth", side="centered").looks_ahead() == (
-        "smoothing with side='centered' and window=5 looks 2 ahead: choose side='past'"
-    )
-    with pytest.raises(ValueError, match="causal"):
-        create_mixer("alibi-smooth", 16, side="centered").step(torch.randn(2, 16))
+def test_only_centered_smoothing_sees_later_tokens():
+    assert create_mixer("alibi", 16).causal
+    assert create_mixer("alibi-smooth", 16).causal
+    centered = create_mixer("alibi-smooth", 16, side="centered")
+    assert not centered.causal
+    with pytest.raises(ValueError, match="step needs a causal layer"):
+        centered.step(torch.randn(2, 16))
+
+
+def test_only_the_smooth_one_smooths():
+    """As published, it does not: neither by its name nor by its class."""
+    assert AlibiAttention(16).window is None
+    assert create_mixer("alibi", 16).window is None
+    assert create_mixer("alibi-smooth", 16).window == 5
+    for option in ({"window": 5}, {"side": "centered"}):
+        with pytest.raises(ValueError, match="mixer 'alibi' has no option"):
+            create_mixer("alibi", 16, **option)
 
 
 def test_errors_name_what_is_allowed():
     for options, message in (
         ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
-        ({"window": 4}, "window must be an odd number of at least 1, or None, got 4"),
+        ({"window": 4}, "window must be an odd number of at least 1 or none, got 4"),
         ({"rotary": True}, "mixer 'alibi-smooth' has no option 'rotary'"),
-        ({"attention_dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),
+        ({"dropout": 2.0}, "dropout must be a number of at least 0 and below 1, got 2.0"),
     ):
         with pytest.raises(ValueError, match=message):
             create_mixer("alibi-smooth", 16, **options)
 
 
 def test_dropout_only_in_training():
-    layer, x = create_mixer("alibi", 16, attention_dropout=0.5), torch.randn(2, 23, 16)
+    layer, x = create_mixer("alibi", 16, dropout=0.5), torch.randn(2, 23, 16)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))

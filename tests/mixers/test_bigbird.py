@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer
+from longlens.mixers.registry import create_mixer
+from longlens.ops.block_sparse import block_sparse_attention_reference
 from longlens.ops.rotary import rotate
 
 
@@ -96,18 +97,19 @@ def test_blocks_survive_the_meta_device():
 )
 def test_outputs_and_gradients_are_those_of_attention_with_a_mask(options, length):
     layer, x = build(**options), torch.randn(2, length, 16, dtype=torch.float64, requires_grad=True)
-    block = torch.arange(length) // 5
-    seen = torch.zeros(4, length, length, dtype=torch.bool)
-    for h, head in enumerate(named(layer, -(-length // 5))):
-        for i in range(length):
-            everywhere = block[i] < options.get("global_blocks", 2)
-            for j in range(length if options.get("bidirectional", True) else i + 1):
-                seen[h, i, j] = everywhere or int(block[j]) in head[block[i]]
     query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen).transpose(1, 2).flatten(2)
+    expected = block_sparse_attention_reference(
+        query,
+        key,
+        value,
+        layer.pattern(-(-length // 5)),
+        block_size=5,
+        global_blocks=options.get("global_blocks", 2),
+        is_causal=not options.get("bidirectional", True),
+    )
     weight = torch.randn_like(x)
     results = []
-    for y in (layer(x), layer.out_proj(expected)):
+    for y in (layer(x), layer.out_proj(expected.transpose(1, 2).flatten(2))):
         results.append((y, *torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()], retain_graph=True)))
     torch.testing.assert_close(*results, rtol=0, atol=1e-11)
 
@@ -122,7 +124,7 @@ def test_a_block_that_covers_the_sequence_is_plain_attention(bidirectional):
 
 
 def test_dropout_in_training_alone():
-    layer, x = build(attention_dropout=0.5), torch.randn(2, 40, 16, dtype=torch.float64)
+    layer, x = build(dropout=0.5), torch.randn(2, 40, 16, dtype=torch.float64)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
@@ -131,12 +133,13 @@ def test_dropout_in_training_alone():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"window_blocks": 2}, "window_blocks must be an odd number of at least 1, got 2"),
         ({"window_blocks": -1}, "window_blocks must be an odd number of at least 1, got -1"),
-        ({"global_blocks": -1}, "global_blocks and random_blocks must be at least 0, got -1 and 3"),
-        ({"random_blocks": -1}, "global_blocks and random_blocks must be at least 0, got 2 and -1"),
-        ({"attention_dropout": -0.5}, "attention_dropout must lie between 0 and 1, got -0.5"),
+        ({"global_blocks": -1}, "global_blocks must be a whole number of at least 0, got -1"),
+        ({"random_blocks": -1}, "random_blocks must be a whole number of at least 0, got -1"),
+        ({"dropout": -0.5}, "dropout must be a number of at least 0 and below 1, got -0.5"),
+        ({"seed": -1}, r"seed must be a whole number from 0 to 2\^63 - 1, got -1"),
         ({"heads": 3}, "divide the width of the layer"),
     ],
 )

@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.dlr import DLR, dlr_kernel
+from longlens.errors import BadInput
+from longlens.mixers.dlr import DLR, dlr_kernel, dlr_reference
 
 
 def layer(**options):
@@ -12,23 +13,16 @@ def layer(**options):
 
 
 def run(model, x):
-    """The recurrence of the paper, number by number, with its gradients: (L, D) -> (L, D)."""
-    powers = torch.exp(torch.complex(-model.damping * model.damping, model.angles))
-    weights = torch.view_as_complex(model.weights)
-    state, outputs = torch.zeros(4, 6, dtype=torch.complex128), []
-    for u in x:
-        state = powers * state + u[:, None]
-        outputs.append((weights * state).sum(1).real)
-    return torch.stack(outputs)
+    return dlr_reference(torch.view_as_complex(model.weights), model.damping, model.angles, x)
 
 
 @pytest.mark.parametrize("init", ["roots", "normal"])
 @pytest.mark.parametrize("length", [1, 23, 101])
 def test_it_is_the_recurrence_with_its_gradients(length, init):
     model = layer(init=init)
-    x = torch.randn(1, length, 4, dtype=torch.float64, requires_grad=True)
-    expected = model._out(run(model, x[0]) + model.skip * x[0])
-    actual = model(x)[0]
+    x = torch.randn(2, length, 4, dtype=torch.float64, requires_grad=True)
+    expected = model._out(run(model, x) + model.skip * x)
+    actual = model(x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
     leaves, weight = [x, *model.parameters()], torch.randn_like(actual)
     for one, other in zip(
@@ -38,11 +32,11 @@ def test_it_is_the_recurrence_with_its_gradients(length, init):
 
 
 def test_a_step_is_one_of_the_recurrence():
-    model, x = layer(), torch.randn(1, 9, 4, dtype=torch.float64)
+    model, x = layer(), torch.randn(2, 9, 4, dtype=torch.float64)
     state = None
-    for t, y in enumerate(run(model, x[0])):
+    for t, y in enumerate(run(model, x).unbind(1)):
         actual, state = model.recur(x[:, t], state)
-        torch.testing.assert_close(actual[0], y, rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual, y, rtol=0, atol=1e-12)
 
 
 def test_with_the_roots_of_unity_a_kernel_can_be_any():
@@ -56,10 +50,15 @@ def test_with_the_roots_of_unity_a_kernel_can_be_any():
 
 
 def test_a_case_by_hand():
-    weights = torch.tensor([[1 + 2j]], dtype=torch.complex128)
-    kernel = dlr_kernel(weights, torch.tensor([0.5]).double(), torch.tensor([0.7]).double(), 4)
+    system = (
+        torch.tensor([[1 + 2j]], dtype=torch.complex128),
+        torch.tensor([0.5]).double(),
+        torch.tensor([0.7]).double(),
+    )
     expected = [((1 + 2j) * cmath.exp(-0.25 + 0.7j) ** l).real for l in range(4)]  # noqa: E741
-    torch.testing.assert_close(kernel, torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(dlr_kernel(*system, 4), torch.tensor([expected], dtype=torch.float64))
+    impulse = torch.tensor([1, 0, 0, 0], dtype=torch.float64)[None, :, None]
+    torch.testing.assert_close(dlr_reference(*system, impulse).flatten().tolist(), expected)
 
 
 def test_both_sides_have_weights_of_their_own():
@@ -78,11 +77,17 @@ def test_it_begins_stable_with_small_weights():
     assert 0.95 < model.weights.std() * 256 < 1.05
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="state_size must be at least 1, got 0"):
-        DLR(4, state_size=0)
-    with pytest.raises(ValueError, match="init must be roots or normal, got 'omega'"):
-        DLR(4, init="omega")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_size": 0}, "state_size must be a whole number of at least 1, got 0"),
+        ({"init": "omega"}, "init must be roots or normal, got omega"),
+        ({"dt_min": 0.5}, r"dt_min must be at most dt_max, got dt_min=0\.5 and dt_max=0\.1"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(BadInput, match=message):
+        DLR(4, **options)
 
 
 def test_gradients_of_one_state_can_be_clipped():

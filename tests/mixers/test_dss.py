@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.dss import DSS, dss_exp_kernel, dss_softmax_kernel
+from longlens.errors import BadInput
+from longlens.mixers.dss import DSS, dss_exp_kernel, dss_kernel_reference, dss_softmax_kernel
+from longlens.mixers.registry import create_mixer
 from longlens.ops.hippo import hippo_legs
 
 VARIANTS = [
@@ -35,14 +36,8 @@ def parts(model):
     return torch.view_as_complex(model.weights), torch.complex(real, model.imag), scaled
 
 
-def kernel_by_definition(model, length):
-    weights, poles, scaled = parts(model)
-    powers = torch.exp(scaled[..., None] * torch.arange(length))  # (D, N, L)
-    if model.variant == "exp":
-        factor = (torch.exp(scaled) - 1) / poles
-    else:
-        factor = 1 / poles / torch.exp(scaled[..., None] * torch.arange(model.softmax_length)).sum(-1)
-    return ((weights * factor)[..., None] * powers).sum(1).real
+def reference(model, length):
+    return dss_kernel_reference(*parts(model), length, None if model.variant == "exp" else model.softmax_length)
 
 
 @pytest.mark.parametrize("length", [1, 23, 31, 40])
@@ -51,7 +46,7 @@ def test_the_kernel_is_the_formula_with_its_gradients(options, length):
     """Also for a kernel that is shorter or longer than the softmax. The constant against a division by 0 moves it by
     less than the tolerance."""
     model = layer(**options)
-    actual, expected = model.kernel(length), kernel_by_definition(model, length)
+    actual, expected = model.kernel(length), reference(model, length)
     torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
     leaves, weight = [model.log_dt, model.real, model.imag, model.weights], torch.randn_like(actual)
     for one, other in zip(
@@ -123,7 +118,7 @@ def test_both_sides_have_weights_of_their_own():
 @pytest.mark.parametrize("variant", ["exp", "softmax"])
 def test_it_begins_with_skew_hippo_and_is_stable(variant):
     model = DSS(8, variant=variant, state_size=8, dtype=torch.float64)
-    _, poles, scaled = model._parameters_of_kernel()
+    _, poles, scaled = model.system()
     a, b = hippo_legs(16)
     expected = torch.linalg.eigvals(a + torch.outer(b, b) / 2)
     expected = expected[expected.imag > 0]
@@ -139,12 +134,16 @@ def test_the_length_of_the_softmax():
     assert create_mixer("dss", 8).softmax_length == 1024
 
 
-def test_errors():
-    for options, message in {
-        ("variant", "clip"): "variant must be softmax or exp, got 'clip'",
-        ("state_size", 0): "state_size must be at least 1, got 0",
-        ("softmax_length", 0): "softmax_length must be at least 1, got 0",
-        ("dt_max", 0.0): "dt_min and dt_max must be positive and in order",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            DSS(4, **dict([options]))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "clip"}, "variant must be softmax or exp, got clip"),
+        ({"state_size": 0}, "state_size must be a whole number of at least 1, got 0"),
+        ({"softmax_length": 0}, "softmax_length must be a whole number of at least 1 or none, got 0"),
+        ({"dt_max": 0.0}, r"dt_max must be a number above 0, got 0\.0"),
+        ({"dt_min": 0.5}, r"dt_min must be at most dt_max, got dt_min=0\.5 and dt_max=0\.1"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(BadInput, match=message):
+        DSS(4, **options)

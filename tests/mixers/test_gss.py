@@ -1,28 +1,12 @@
 import pytest
 import torch
-import torch.nn.functional as F
 
-from longlens.mixers.gss import GSS
+from longlens.errors import BadInput
+from longlens.mixers.gss import GSS, gss_reference
 
 
 def layer(**options):
     return GSS(8, **({"state_size": 5, "expansion": 1.5} | options), dtype=torch.float64)
-
-
-def by_definition(model, x):
-    """(L, D) -> (L, D): the formulas of the module's docstring, with the state space as a recurrence."""
-    first, second = model.in_proj.weight.split([12, 2])
-    gate, u = F.gelu(x @ first.T), F.gelu(x @ second.T)
-    u = (u - u.mean(-1, keepdim=True)) / (u.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-    u = u * model.norm.weight + model.norm.bias
-    poles = torch.complex(-model.real.exp(), model.imag.exp())
-    weights = torch.view_as_complex(model.c) * (torch.exp(poles) - 1) / poles
-    state, outputs = torch.zeros(2, 5, dtype=torch.complex128), []
-    for v in u:
-        state = torch.exp(poles) * state + v[:, None]
-        outputs.append((weights * state).sum(1).real + model.skip * v)
-    context = torch.stack(outputs) @ model.context_proj.weight.T
-    return (context * gate) @ model.out_proj.weight.T + model.out_proj.bias
 
 
 @pytest.mark.parametrize("length", [1, 23, 101])
@@ -31,8 +15,8 @@ def test_it_is_the_formula_with_its_gradients(length):
     with torch.no_grad():
         model.norm.weight.normal_()
         model.norm.bias.normal_()
-    x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
-    actual, expected = model(x)[0], by_definition(model, x[0])
+    x = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
+    actual, expected = model(x), gss_reference(model, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
     leaves, weight = [x, *model.parameters()], torch.randn_like(actual)
     for one, other in zip(
@@ -75,10 +59,15 @@ def test_ratios_of_the_paper():
     assert model.c.shape == (16, 32, 2)
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="d_model must be a multiple of reduction, got d_model=6 and reduction=4"):
-        GSS(6)
-    with pytest.raises(ValueError, match=r"expansion must be above 0, got 0\.0"):
-        GSS(8, expansion=0.0)
-    with pytest.raises(ValueError, match="state_size must be at least 1, got 0"):
-        GSS(8, state_size=0)
+@pytest.mark.parametrize(
+    ("width", "options", "message"),
+    [
+        (6, {}, "reduction must divide the width of the layer, got reduction=4 and a width of 6"),
+        (8, {"reduction": 0}, "reduction must be a whole number of at least 1, got 0"),
+        (8, {"expansion": 0.0}, r"expansion must be a number above 0, got 0\.0"),
+        (8, {"state_size": 0}, "state_size must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_errors(width, options, message):
+    with pytest.raises(BadInput, match=message):
+        GSS(width, **options)

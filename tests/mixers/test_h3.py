@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.h3 import H3
+from longlens.errors import BadInput
+from longlens.mixers.h3 import H3, h3_reference
+from longlens.mixers.registry import create_mixer
 
 WIDTH, STATES = 6, 8
 
@@ -26,31 +27,6 @@ def diagonal_system(layer, head):
     return inverse @ (identity + dt / 2 * a), dt * inverse.sum(1), torch.cat([c, c.conj()])
 
 
-def recurrence(layer, x):
-    """The formula, token by token and head by head, with matrices of the shift and of the diagonal state space."""
-    d, heads = layer.head_dim, WIDTH // layer.head_dim
-    shift = torch.diag(torch.ones(STATES - 1, dtype=x.dtype), -1)
-    first = torch.eye(STATES, dtype=x.dtype)[0]
-    systems = [diagonal_system(layer, head) for head in range(heads)]
-    batch = x.shape[0]
-    keys = torch.zeros(batch, WIDTH, STATES, dtype=x.dtype)
-    states = [torch.zeros(batch, d, d, STATES, dtype=torch.complex128) for _ in range(heads)]
-    outputs = []
-    for t in range(x.shape[1]):
-        q, k, v = (x[:, t] @ layer.in_proj.weight.T + layer.in_proj.bias).split(WIDTH, dim=-1)
-        keys = keys @ shift.T + k[..., None] * first
-        k = (keys * layer.taps).sum(-1) + layer.key_skip * k
-        y = []
-        for head, (a, b, c) in enumerate(systems):
-            mine = slice(head * d, (head + 1) * d)
-            product = torch.einsum("bi,bj->bij", k[:, mine], v[:, mine])
-            states[head] = states[head] @ a.T + product[..., None] * b
-            memory = (states[head] @ c).real + layer.skip[head] * product
-            y.append(torch.einsum("bi,bij->bj", q[:, mine], memory))
-        outputs.append(torch.cat(y, dim=-1) @ layer.out_proj.weight.T + layer.out_proj.bias)
-    return torch.stack(outputs, dim=1)
-
-
 @pytest.mark.parametrize(
     ("length", "options"),
     [
@@ -65,7 +41,7 @@ def recurrence(layer, x):
 def test_equals_the_recurrence_with_its_gradients(length, options):
     layer = build(**options)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    actual, expected = layer(x), recurrence(layer, x)
+    actual, expected = layer(x), h3_reference(layer, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weight = torch.randn_like(actual)
     gradients = [torch.autograd.grad(y, [x, *layer.parameters()], weight) for y in (actual, expected)]
@@ -140,13 +116,13 @@ def test_the_start_is_s4d_lin():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head_dim": 3}, "d_model must be a multiple of head_dim, got d_model=16 and head_dim=3"),
-        ({"head_dim": 0}, "d_model must be a multiple of head_dim, got d_model=16 and head_dim=0"),
+        ({"head_dim": 3}, "head_dim must divide the width of the layer, got head_dim=3 and a width of 16"),
+        ({"head_dim": 0}, "head_dim must be a whole number of at least 1, got 0"),
         ({"state_size": 7}, "state_size must be an even number of at least 2, got 7"),
         ({"state_size": 0}, "state_size must be an even number of at least 2, got 0"),
-        ({"dt_max": 1e-4}, "dt_min and dt_max must be positive and in order, got 0.001 and 0.0001"),
+        ({"dt_max": 1e-4}, r"dt_min must be at most dt_max, got dt_min=0\.001 and dt_max=0\.0001"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_a_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         create_mixer("h3", 16, **options)

@@ -3,7 +3,14 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.hyena import Hyena, implicit_filters
+from longlens.errors import BadInput
+from longlens.mixers.hyena import (
+    Hyena,
+    hyena_filters_reference,
+    hyena_projections_reference,
+    hyena_reference,
+    implicit_filters,
+)
 from longlens.ops.long_conv import long_conv
 
 LENGTH, WIDTH = 23, 6
@@ -13,56 +20,6 @@ def build(**options):
     layer = Hyena(WIDTH, **{"filter_width": 8, "bands": 3, "max_length": 40, "dtype": torch.float64} | options)
     torch.nn.init.uniform_(layer.frequency, 0.5, 2.0)
     return layer
-
-
-def reference_filters(layer, length):
-    """((order - 1)·D, length), number by number from the formula."""
-    period, channels = layer.max_length, (layer.order - 1) * layer.d_model
-    columns = []
-    for t in range(length):
-        turns = [1e-4 + band * (layer.bands - 1 - 1e-4) / max(layer.bands - 1, 1) for band in range(layer.bands)]
-        waves = [2 * math.pi * turn * t / period for turn in turns]
-        h = [t / (period - 1), *(math.cos(wave) for wave in waves), *(-math.sin(wave) for wave in waves)]
-        h = torch.tensor(h, dtype=torch.float64)
-        for linear in layer.filter[:3]:
-            h = torch.sin(layer.frequency * (linear.weight @ h + linear.bias))
-        h = layer.filter[3].weight @ h
-        # Rates are evenly spaced over all filters, and the filters of one channel are neighbors.
-        slow, fast = math.log(100) / layer.slow_decay, math.log(100) / layer.fast_decay
-        window = []
-        for filter in range(channels):
-            convolution, channel = divmod(filter, layer.d_model)
-            place = (channel * (layer.order - 1) + convolution) / (channels - 1)
-            window.append(math.exp(-(slow + place * (fast - slow)) * t / (period - 1)) + layer.shift)
-        columns.append(h * torch.tensor(window, dtype=torch.float64))
-    return torch.stack(columns, dim=-1)
-
-
-def reference_projections(layer, x, mask):
-    """order + 1 of (B, L, D): each number from the projections of its own step and of two before it."""
-    projected = (x @ layer.in_proj.weight.T + layer.in_proj.bias) * mask[..., None]
-    rows = []
-    for t in range(x.shape[1]):
-        row = layer.short.bias
-        for back in range(min(t + 1, 3)):
-            row = row + layer.short.weight[:, 0, 0, 2 - back] * projected[:, t - back]
-        rows.append(row)
-    return torch.stack(rows, dim=1).split(layer.d_model, dim=-1)
-
-
-def reference(layer, x, mask):
-    """y = out(H·v), one matrix H = diag(q)·T₂·diag(x₁)·T₁·diag(x₂) for each sequence and channel, which the inputs
-    decide; each T the Toeplitz matrix of a filter, plus skip on the diagonal, without the columns of padding."""
-    length = x.shape[1]
-    query, *gates, value = reference_projections(layer, x, mask)
-    matrix = torch.eye(length, dtype=torch.float64).expand(x.shape[0], WIDTH, -1, -1)
-    lag = torch.arange(length)[:, None] - torch.arange(length)
-    filters = reference_filters(layer, length).split(WIDTH)
-    for gate, kernel, skip in zip(reversed(gates), filters, layer.skip, strict=True):
-        toeplitz = torch.where(lag >= 0, kernel[:, lag.clamp(min=0)], 0) + torch.where(lag == 0, skip[:, None, None], 0)
-        matrix = toeplitz * mask[:, None, None] @ (gate.transpose(1, 2)[..., None] * matrix)
-    matrix = query.transpose(1, 2)[..., None] * matrix
-    return torch.einsum("bdij,bjd->bid", matrix, value) @ layer.out_proj.weight.T + layer.out_proj.bias
 
 
 def test_implicit_filters_by_hand():
@@ -81,7 +38,7 @@ def test_it_is_a_product_with_a_matrix_that_the_inputs_decide(options, padding):
     layer = build(**options)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(2, LENGTH) > padding
-    actual, expected = layer(x, mask=mask if padding else None), reference(layer, x, mask)
+    actual, expected = layer(x, mask=mask if padding else None), hyena_reference(layer, x, mask)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     upstream = torch.randn_like(actual)
     gradients = [torch.autograd.grad(y, [x, *layer.parameters()], upstream) for y in (actual, expected)]
@@ -91,13 +48,13 @@ def test_it_is_a_product_with_a_matrix_that_the_inputs_decide(options, padding):
 def test_the_kernel_is_its_formula_also_past_the_longest_length():
     for options in ({}, {"order": 3}):
         layer = build(max_length=11, **options)
-        torch.testing.assert_close(layer.kernel(LENGTH), reference_filters(layer, LENGTH), rtol=0, atol=1e-13)
+        torch.testing.assert_close(layer.kernel(LENGTH), hyena_filters_reference(layer, LENGTH), rtol=0, atol=1e-13)
 
 
 def test_order_2_is_a_gated_convolution():
     """q ⊙ (h * (k ⊙ v) + skip ⊙ k ⊙ v), as the blog post of the authors writes it."""
     layer, x = build(), torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
-    q, k, v = reference_projections(layer, x, torch.ones(1, LENGTH))
+    q, k, v = hyena_projections_reference(layer, x, torch.ones(1, LENGTH))
     expected = layer.out_proj(q * (long_conv(k * v, layer.kernel(LENGTH)) + layer.skip[0] * k * v))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
@@ -123,20 +80,29 @@ def test_windows_fall_to_1_percent_within_their_share_of_the_length():
 
 def test_filters_are_exact_under_autocast():
     layer = build(max_length=4096, frequency=14.0, bands=16).float()
-    exact = layer.kernel(4096)
+    expected = layer.kernel(4096)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer.kernel(4096), exact, rtol=0, atol=0)
+        torch.testing.assert_close(layer.kernel(4096), expected, rtol=0, atol=0)
     assert layer.bfloat16().kernel(LENGTH).dtype == torch.float32
 
 
 def test_wrong_options_are_refused():
     for options, message in (
-        ({"order": 1}, "order must be at least 2, got 1"),
-        ({"filter_width": 0}, "filter_width must be at least 1, got 0"),
-        ({"bands": 0}, "bands must be at least 1, got 0"),
-        ({"fast_decay": 2.0}, r"at most slow_decay, got fast_decay=2.0 and slow_decay=1.5"),
-        ({"fast_decay": 0.0}, "fast_decay must be above 0"),
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"order": 1}, "order must be a whole number of at least 2, got 1"),
+        ({"filter_width": 0}, "filter_width must be a whole number of at least 1, got 0"),
+        ({"bands": 0}, "bands must be a whole number of at least 1, got 0"),
+        ({"fast_decay": 2.0}, r"fast_decay must be at most slow_decay, got 2\.0 and 1\.5"),
+        ({"fast_decay": 0.0}, "fast_decay must be a number above 0, got 0.0"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(BadInput, match=message):
             Hyena(WIDTH, **options)
+
+
+def test_the_parameters_of_the_filter_and_the_skip_have_names():
+    for order in (2, 3):
+        layer = Hyena(WIDTH, order=order)
+        names = {name for name, _ in layer.named_parameters()}
+        assert set(Hyena.kernel_parameters) == {name for name in names if name.startswith(("filter", "frequency"))}
+        assert layer.skip.ndim == 2
+        assert Hyena.no_decay == ("skip",)

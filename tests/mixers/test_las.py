@@ -1,5 +1,6 @@
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ import torch.nn.functional as F
 
 from longlens import LaSAttention, LaSCache, las_attention
 from longlens.bench.measure import peak_memory
+from longlens.errors import BadInput
+from longlens.mixers.registry import create_mixer, find_mixer
 
 VARIANTS = {
     "las": {},
@@ -77,9 +80,9 @@ def test_cache_misuse_is_refused():
     with pytest.raises(ValueError, match="cache does not take a mask"):
         layer(x, mask=mask, cache=cache)
     layer(x, cache=cache)
-    with pytest.raises(ValueError, match="x has a batch of 1, the cache one of 2: start a new cache"):
+    with pytest.raises(ValueError, match="x must have the cache's batch of 2, got 1: start a new cache"):
         layer(x[:1], cache=cache)
-    with pytest.raises(ValueError, match=r"x gives keys of torch.float32, the cache holds torch.float64"):
+    with pytest.raises(ValueError, match=r"x must give keys of torch\.float64 as the cache's, got torch\.float32"):
         layer.float()(x.float(), cache=cache)
     assert len(cache) == 23, "a refused step leaves the cache as it was"
 
@@ -120,9 +123,8 @@ def test_padding_does_not_change_the_tokens(options):
 
 def test_state_dict_keys_are_frozen():
     """Checkpoints of strangers depend on these names. There are no buffers: nothing for DDP to broadcast."""
-    assert list(LaSAttention(16, 4).state_dict()) == [
-        "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias",
-    ]  # fmt: skip
+    names = ["in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"]
+    assert list(LaSAttention(16, 4).state_dict()) == names
     assert list(LaSAttention(16, 4, bias=False).state_dict()) == ["in_proj.weight", "out_proj.weight"]
     assert not list(LaSAttention(16, 4).buffers())
 
@@ -198,19 +200,28 @@ def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((16, 3), {}, "embed_dim must be a multiple of num_heads = 3, got 16"),
-        ((16, 0), {}, "num_heads must be an integer of at least 1, got 0"),
-        ((16.0, 4), {}, "embed_dim must be a multiple of num_heads = 4, got 16.0"),
-        ((16, 4), {"window": True}, "window must be an odd number of at least 1, or None, got True"),
-        ((16, 4), {"window": 4}, "window must be an odd number of at least 1, or None, got 4"),
-        ((16, 4), {"max_rate": -1.0}, "max_rate must be a finite number of at least 0, got -1.0"),
-        ((16, 4), {"side": "left"}, "side must be one of past, centered, got 'left'"),
-        ((16, 4), {"chunk_size": 0}, "chunk_size must be at least 1 or None, got 0"),
-        ((16, 4), {"dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),
+        ((16, 3), {}, "heads must divide the width of the layer, got heads=3 and a width of 16"),
+        ((16, 0), {}, "num_heads must be a whole number of at least 1, got 0"),
+        ((16.5, 4), {}, "embed_dim must be a whole number of at least 1, got 16.5"),
+        ((0, 4), {}, "embed_dim must be a whole number of at least 1, got 0"),
+        ((20, 4), {"rotary": True}, "rotary positions need heads of even width, got 20 / 4"),
+        ((16, 4), {"window": True}, "window must be an odd number of at least 1 or none, got True"),
+        ((16, 4), {"window": 4}, "window must be an odd number of at least 1 or none, got 4"),
+        ((16, 4), {"max_rate": -1.0}, "max_rate must be a number of at least 0, got -1.0"),
+        ((16, 4), {"max_rate": math.inf}, "max_rate must be a number of at least 0, got inf"),
+        ((16, 4), {"side": "left"}, "side must be past or centered, got left"),
+        ((16, 4), {"schedule": "linear"}, "schedule must be exp-uniform or literal, got linear"),
+        (
+            (16, 4),
+            {"schedule": "literal", "max_rate": 1.0},
+            "max_rate must be a number between 0 and 1 for sche",
+        ),
+        ((16, 4), {"chunk_size": 0}, "chunk_size must be a whole number of at least 1 or none, got 0"),
+        ((16, 4), {"dropout": 2.0}, "dropout must be a number of at least 0 and below 1, got 2.0"),
     ],
 )
 def test_bad_construction(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         LaSAttention(*arguments, **options)
 
 
@@ -226,6 +237,32 @@ def test_bad_input():
             layer(*arguments, cache={})
     with pytest.raises(ValueError, match=r"mask must be boolean with the shape \(batch, length\) = \(2, 5\)"):
         layer(torch.zeros(2, 5, 16), mask=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "decays", "smooths", "chunk_size", "bidirectional"),
+    [
+        ("las", True, True, None, False),
+        ("las-chunk", True, True, 128, False),
+        ("las-bidirectional", True, True, None, True),
+        ("l-attention", True, False, None, False),
+        ("s-attention", False, True, None, False),
+    ],
+)
+def test_what_a_name_means_is_no_option_of_it(name, decays, smooths, chunk_size, bidirectional):
+    layer = create_mixer(name, 16, heads=4, rotary=True)
+    assert isinstance(layer, LaSAttention)
+    assert (layer.heads, layer.rotary, layer.chunk_size) == (4, True, chunk_size)
+    assert (any(layer.rates), layer.window is not None, layer.bidirectional) == (decays, smooths, bidirectional)
+    assert layer.causal is not bidirectional
+    options = find_mixer(name).options
+    assert ("max_rate" in options, "window" in options, "bidirectional" in options) == (decays, smooths, False)
+    if smooths:
+        centered = create_mixer(name, 16, side="centered")
+        assert not centered.causal, "a centered window looks ahead"
+    else:
+        with pytest.raises(BadInput, match=f"mixer '{name}' has no option 'window'"):
+            create_mixer(name, 16, window=5)
 
 
 def test_it_learns_to_copy_the_previous_token():

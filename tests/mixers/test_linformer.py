@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer, mixer_config
+from longlens.mixers.linformer import LinformerAttention, linformer_attention_reference
+from longlens.mixers.registry import create_mixer
 
 SHARES = ("key-value", "headwise", "none")
 
@@ -31,26 +32,28 @@ def matrices(layer):
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("length", [1, 23, 40])
 def test_it_is_the_formula(share, length):
-    """One sequence and one head at a time."""
     layer = build(share)
     x = torch.randn(2, length, 16, dtype=torch.float64, requires_grad=True)
-    rows = []
-    for tokens in x:
-        heads = []
-        for head, (shorten_key, shorten_value) in enumerate(zip(*matrices(layer), strict=True)):
-            query, key, value = (
-                tokens @ layer.in_proj.weight[part + 4 * head : part + 4 * head + 4].T
-                + layer.in_proj.bias[part + 4 * head : part + 4 * head + 4]
-                for part in (0, 16, 32)
-            )
-            weights = torch.softmax(query @ (shorten_key[:, :length] @ key).T / 2, dim=-1)
-            heads.append(weights @ (shorten_value[:, :length] @ value))
-        rows.append(torch.cat(heads, dim=-1))
-    expected = F.linear(torch.stack(rows), layer.out_proj.weight, layer.out_proj.bias)
+    query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    projections = (matrix[..., :length] for matrix in matrices(layer))
+    attended = linformer_attention_reference(query, key, value, *projections)
+    expected = F.linear(attended.transpose(1, 2).flatten(2), layer.out_proj.weight, layer.out_proj.bias)
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
     grad = torch.randn_like(expected)
     gradients = [torch.autograd.grad(output, (x, *layer.parameters()), grad) for output in (layer(x), expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_the_formula_by_hand():
+    """Two tokens, of which one projection keeps the first and the other the mean, of the keys and the values alike."""
+    query, key, value = (
+        torch.tensor(rows, dtype=torch.float64).view(1, 1, 2, 1) for rows in ([0, 1], [0, 2], [10, 30])
+    )
+    both = torch.tensor([[[1, 0], [0.5, 0.5]]], dtype=torch.float64)
+    weight = torch.e / (1 + torch.e)  # keys are 0 and 1, so the second token's scores, too
+    expected = torch.tensor([15.0, 10 + 10 * weight], dtype=torch.float64)
+    actual = linformer_attention_reference(query, key, value, both, both)
+    torch.testing.assert_close(actual.flatten(), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -101,28 +104,28 @@ def test_meta_device_then_reset_parameters():
 
 
 def test_a_sequence_too_long_is_refused():
-    with pytest.raises(ValueError, match="x has 41 tokens, the layer is for 40 at most: build it with max_length=41"):
+    with pytest.raises(ValueError, match="x must have at most 40 tokens, got 41: build the layer with max_length=41"):
         build("key-value")(torch.randn(1, 41, 16, dtype=torch.float64))
 
 
 def test_it_is_never_causal():
-    assert mixer_config("linformer").looks_ahead() == "it mixes all tokens before it attends, and cannot be causal"
+    assert LinformerAttention.causal is False
 
 
 def test_errors_name_what_is_allowed():
     for options, message in (
-        ({"projected": 0}, "projected must be at least 1, got 0"),
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
-        ({"share": "all"}, "share is 'all'; it can be key-value, headwise, none"),
+        ({"projected": 0}, "projected must be a whole number of at least 1, got 0"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
+        ({"share": "all"}, "share must be one of key-value, headwise, none, got all"),
         ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
-        ({"attention_dropout": 2.0}, "dropout must lie between 0 and 1, got 2.0"),
+        ({"dropout": 2.0}, "dropout must be a number of at least 0 and below 1, got 2.0"),
     ):
         with pytest.raises(ValueError, match=message):
             create_mixer("linformer", 16, **options)
 
 
 def test_dropout_only_in_training():
-    layer, x = build("headwise", attention_dropout=0.5), torch.randn(2, 23, 16, dtype=torch.float64)
+    layer, x = build("headwise", dropout=0.5), torch.randn(2, 23, 16, dtype=torch.float64)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer, mixer_config
-from longlens.mixers.local import local_attention
+from longlens.mixers.local import local_attention, local_attention_reference
+from longlens.mixers.registry import create_mixer
 
 SIDES = pytest.mark.parametrize("is_causal", [False, True])
 
@@ -14,13 +14,22 @@ def heads(length):
     return [torch.randn(2, 3, length, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
-def allowed(length, block_size, neighbors=0, is_causal=False):
-    """(L, L): whose blocks are the same, or near each other, by the definition."""
-    matrix = torch.zeros(length, length, dtype=torch.bool)
-    for i in range(length):
-        for j in range(length):
-            matrix[i, j] = abs(i // block_size - j // block_size) <= neighbors and (j <= i or not is_causal)
-    return matrix
+@pytest.mark.parametrize("attention", [local_attention, local_attention_reference])
+def test_a_case_by_hand(attention):
+    """Equal scores, so that a token is the mean of those that it sees: five of them, in blocks of two."""
+    query, key = torch.zeros(2, 1, 1, 5, 4, dtype=torch.float64)
+    value = torch.tensor([1.0, 3.0, 10.0, 20.0, 60.0], dtype=torch.float64).view(1, 1, 5, 1)
+    mask = torch.tensor([[True, False, True, True, True]])
+    for options, expected in (
+        ({}, [2, 2, 15, 15, 60]),
+        ({"is_causal": True}, [1, 2, 10, 15, 60]),
+        ({"mask": mask}, [1, 1, 15, 15, 60]),
+        ({"neighbors": 1}, [8.5, 8.5, 18.8, 18.8, 30]),
+        ({"neighbors": 1, "is_causal": True}, [1, 2, 14 / 3, 8.5, 30]),
+        ({"neighbors": 1, "mask": mask}, [31 / 3, 31 / 3, 22.75, 22.75, 30]),
+    ):
+        expected = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(attention(query, key, value, 2, **options).flatten(), expected, rtol=0, atol=1e-12)
 
 
 @SIDES
@@ -29,8 +38,7 @@ def allowed(length, block_size, neighbors=0, is_causal=False):
 def test_it_is_attention_with_a_mask_of_blocks(length, block_size, neighbors, is_causal):
     inputs = heads(length)
     actual = local_attention(*inputs, block_size, neighbors=neighbors, is_causal=is_causal)
-    mask = allowed(length, block_size, neighbors, is_causal)
-    expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+    expected = local_attention_reference(*inputs, block_size, neighbors=neighbors, is_causal=is_causal)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
     grad = torch.randn_like(expected)
     gradients = [torch.autograd.grad(output, inputs, grad) for output in (actual, expected)]
@@ -53,8 +61,7 @@ def test_the_layer_is_its_projections_around_the_formula(neighbors, bidirectiona
     options = {"block_size": 4, "neighbors": neighbors, "bidirectional": bidirectional, "rotary": rotary}
     layer = create_mixer("local", 16, heads=4, dtype=torch.float64, **options)
     x = torch.randn(2, 23, 16, dtype=torch.float64, requires_grad=True)
-    mask = allowed(23, 4, neighbors, not bidirectional)
-    attended = F.scaled_dot_product_attention(*layer._project(x), attn_mask=mask)
+    attended = local_attention_reference(*layer._project(x), 4, neighbors=neighbors, is_causal=not bidirectional)
     expected = F.linear(attended.transpose(1, 2).flatten(2), layer.out_proj.weight, layer.out_proj.bias)
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
     grad = torch.randn_like(expected)
@@ -102,16 +109,14 @@ def test_a_step_leaves_the_state_as_it_was():
 def test_only_the_causal_one_steps():
     with pytest.raises(ValueError, match="step needs a causal layer"):
         create_mixer("local", 16).step(torch.randn(2, 16))
-    assert mixer_config("local").looks_ahead() == "it sees both sides: choose bidirectional=False"
-    assert mixer_config("local", bidirectional=False).looks_ahead() is None
 
 
 def test_errors_name_what_is_allowed():
     for options, message in (
-        ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"neighbors": -1}, "neighbors must be at least 0, got -1"),
+        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
+        ({"neighbors": -1}, "neighbors must be a whole number of at least 0, got -1"),
         ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
-        ({"attention_dropout": -0.1}, "dropout must lie between 0 and 1, got -0.1"),
+        ({"dropout": -0.1}, "dropout must be a number of at least 0 and below 1, got -0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             create_mixer("local", 16, **options)
@@ -119,7 +124,7 @@ def test_errors_name_what_is_allowed():
 
 @pytest.mark.parametrize("neighbors", [0, 1])
 def test_dropout_only_in_training(neighbors):
-    layer = create_mixer("local", 16, block_size=4, neighbors=neighbors, attention_dropout=0.5)
+    layer = create_mixer("local", 16, block_size=4, neighbors=neighbors, dropout=0.5)
     x = torch.randn(2, 23, 16)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()

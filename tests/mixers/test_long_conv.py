@@ -4,21 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import mixer_config
-from longlens.mixers.long_conv import LongConv, squashed_kernel
+from longlens.errors import BadInput
+from longlens.mixers.long_conv import LongConv, squashed_kernel, squashed_kernel_reference
+from longlens.mixers.registry import choose_mixer
 from longlens.ops.long_conv import long_conv_reference
 
 LENGTH, WIDTH = 23, 6
-
-
-def reference_kernel(weights, length, squash, smooth):
-    """Each tap is the mean of the weights around it, of which those outside are 0, moved toward 0."""
-    channels, taps = weights.shape
-    kernel = torch.zeros(channels, length, dtype=weights.dtype)
-    for tap in range(min(length, taps)):
-        near = weights[:, max(tap - smooth // 2, 0) : tap + smooth // 2 + 1].sum(dim=-1) / smooth
-        kernel[:, tap] = torch.relu(near.abs() - squash) * near.sign()
-    return kernel
 
 
 @pytest.mark.parametrize("smooth", [1, 3, 7])
@@ -26,10 +17,10 @@ def reference_kernel(weights, length, squash, smooth):
 def test_the_kernel_is_its_formula(smooth, squash):
     weights = torch.randn(3, 17, dtype=torch.float64, requires_grad=True)
     for length in (1, 2, 11, 17, LENGTH):
-        kernels = (
-            squashed_kernel(weights, length, squash=squash, smooth=smooth),
-            reference_kernel(weights, length, squash, smooth),
-        )
+        kernels = [
+            build(weights, length, squash=squash, smooth=smooth)
+            for build in (squashed_kernel, squashed_kernel_reference)
+        ]
         torch.testing.assert_close(*kernels, rtol=0, atol=1e-14)
         upstream = torch.randn(3, length, dtype=torch.float64)
         gradients = [torch.autograd.grad(kernel, weights, upstream)[0] for kernel in kernels]
@@ -43,7 +34,7 @@ def test_the_layer_is_a_product_with_toeplitz_matrices(bidirectional, max_length
     layer = LongConv(WIDTH, bidirectional=bidirectional, dtype=torch.float64, **options)
     torch.nn.init.normal_(layer.weight)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    sides = [reference_kernel(weight, LENGTH, 0.01, 3) for weight in layer.weight.split(WIDTH)]
+    sides = [squashed_kernel_reference(weight, LENGTH, squash=0.01, smooth=3) for weight in layer.weight.split(WIDTH)]
     expected = F.glu(layer.out_proj(F.gelu(long_conv_reference(x, *sides) + layer.skip * x)), dim=-1)
 
     actual = layer(x)
@@ -92,21 +83,21 @@ def test_kernel_dropout_drops_weights_of_the_kernel_in_training_only():
 
 
 def test_it_has_a_weight_for_each_channel_and_position():
-    config = mixer_config("long-conv")
-    assert config.build(8, max_length=40).weight.shape == (8, 40)
-    assert config.build(8).weight.shape == (8, 1024)
-    assert mixer_config("long-conv", bidirectional=True).build(8, max_length=40).weight.shape == (16, 40)
-    assert config.size_note is not None
+    mixer = choose_mixer("long-conv")
+    assert mixer.build(8, max_length=40).weight.shape == (8, 40)
+    assert mixer.build(8).weight.shape == (8, 1024)
+    assert choose_mixer("long-conv", bidirectional=True).build(8, max_length=40).weight.shape == (16, 40)
+    assert mixer.preset.size_note is not None
 
 
 def test_wrong_options_are_refused():
     for options, message in (
-        ({"squash": -0.1}, r"squash must be at least 0, got -0.1"),
-        ({"squash": math.nan}, "squash must be at least 0, got nan"),
+        ({"squash": -0.1}, "squash must be a number of at least 0, got -0.1"),
+        ({"squash": math.nan}, "squash must be a number of at least 0, got nan"),
         ({"smooth": 4}, "smooth must be an odd number of at least 1, got 4"),
-        ({"kernel_dropout": 1.5}, r"kernel_dropout must lie between 0 and 1, got 1.5"),
-        ({"init": "zero"}, "init must be random or double-exponential, got 'zero'"),
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"kernel_dropout": 1.5}, "kernel_dropout must be a number of at least 0 and below 1, got 1.5"),
+        ({"init": "zero"}, "init must be double-exponential or random, got zero"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(BadInput, match=message):
             LongConv(WIDTH, **options)

@@ -1,13 +1,13 @@
-"""LRU against a recurrence of real rotations, and against the convolution with its kernels."""
+"""LRU against its recurrence, step by step, and against the convolution with its kernels."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.lru import LRU
+from longlens.errors import BadInput
+from longlens.mixers.lru import LRU, lru_reference
+from longlens.mixers.registry import create_mixer
 
 WIDTH, STATES = 6, 5
 
@@ -20,36 +20,32 @@ def build(**options):
     return layer
 
 
-def recurrence(layer, x):
-    """The formula in real numbers: each state is a point of the plane that turns and shrinks."""
-    radius, phase = torch.exp(-torch.exp(layer.log_decay)), torch.exp(layer.log_phase)
-    turn = radius * torch.stack([torch.cos(phase), -torch.sin(phase), torch.sin(phase), torch.cos(phase)])
-    turn = turn.T.reshape(STATES, 2, 2)
-    pushes = torch.einsum("n,nec,bte->btnc", torch.exp(layer.log_scale), layer.into, x)
-    y = layer.skip * x
-    for out, times in zip(
-        layer.out.split(STATES, dim=1), (range(x.shape[1]), reversed(range(x.shape[1]))), strict=False
-    ):
-        state, outputs = torch.zeros(x.shape[0], STATES, 2, dtype=x.dtype), {}
-        for t in times:
-            state = torch.einsum("nij,bnj->bni", turn, state) + pushes[:, t]
-            outputs[t] = state[..., 0] @ out[..., 0].T - state[..., 1] @ out[..., 1].T
-        y = y + torch.stack([outputs[t] for t in range(x.shape[1])], dim=1)
-    a, b = (F.gelu(y) @ layer.out_proj.weight.T + layer.out_proj.bias).chunk(2, dim=-1)
-    return a * torch.sigmoid(b)
-
-
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("length", [1, 23, 101])
 def test_equals_the_recurrence_with_its_gradients(length, bidirectional):
     layer = build(bidirectional=bidirectional)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    actual, expected = layer(x), recurrence(layer, x)
+    actual, expected = layer(x), lru_reference(layer, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weight = torch.randn_like(actual)
     gradients = [torch.autograd.grad(y, [x, *layer.parameters()], weight) for y in (actual, expected)]
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_state_is_a_point_of_the_plane_that_turns_and_shrinks(monkeypatch):
+    """The formula in real numbers."""
+    layer, x = build(), torch.randn(2, 23, WIDTH, dtype=torch.float64)
+    radius, phase = torch.exp(-torch.exp(layer.log_decay)), torch.exp(layer.log_phase)
+    turn = radius * torch.stack([torch.cos(phase), -torch.sin(phase), torch.sin(phase), torch.cos(phase)])
+    turn = turn.T.reshape(STATES, 2, 2)
+    pushes = torch.einsum("n,nec,bte->btnc", torch.exp(layer.log_scale), layer.into, x)
+    state, outputs = torch.zeros(2, STATES, 2, dtype=torch.float64), []
+    for push in pushes.unbind(1):
+        state = torch.einsum("nij,bnj->bni", turn, state) + push
+        outputs.append(state[..., 0] @ layer.out[..., 0].T - state[..., 1] @ layer.out[..., 1].T)
+    monkeypatch.setattr(layer, "_out", lambda y: y)
+    torch.testing.assert_close(layer(x), torch.stack(outputs, dim=1) + layer.skip * x, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -75,10 +71,10 @@ def test_the_recurrence_is_a_convolution(bidirectional, monkeypatch):
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-11)
 
     own = [k.diagonal(dim1=1, dim2=2).T for k in kernels]  # (D, length + 1)
-    back, ahead = own[0][:, :length].clone(), own[-1]
+    past, future = own[0][:, :length].clone(), own[-1]
     if bidirectional:
-        back[:, 0] += ahead[:, 0]
-    expected = torch.cat([back, ahead[:, 1:]]) if bidirectional else back
+        past[:, 0] += future[:, 0]
+    expected = torch.cat([past, future[:, 1:]]) if bidirectional else past
     torch.testing.assert_close(layer.kernel(length), expected, rtol=0, atol=1e-12)
 
 
@@ -92,8 +88,8 @@ def test_eigenvalues_begin_uniform_on_the_ring(low, high):
     assert phase.min() >= 0
     assert phase.max() <= math.pi / 10
     assert phase.mean().item() == pytest.approx(math.pi / 20, rel=0.05)
-    share = (radius.square() < (low**2 + high**2) / 2).double().mean().item()  # half of the area
-    assert low == high or share == pytest.approx(0.5, abs=0.04)
+    inner = (radius.square() < (low**2 + high**2) / 2).double().mean().item()  # half of the area
+    assert low == high or inner == pytest.approx(0.5, abs=0.04)
     for parameter in layer.parameters():
         assert parameter.isfinite().all()
 
@@ -134,15 +130,15 @@ def test_the_size_of_the_state(options, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"state_size": 0}, "state_size must be at least 1, got 0"),
-        ({"min_radius": 0.9, "max_radius": 0.8}, "must lie between 0 and 1 and be in order, got 0.9 and 0.8"),
-        ({"max_radius": 1.1}, "must lie between 0 and 1 and be in order, got 0.9 and 1.1"),
-        ({"min_radius": -0.1}, "must lie between 0 and 1 and be in order, got -0.1 and 0.999"),
-        ({"min_radius": 1.0, "max_radius": 1.0}, "got 1.0 and 1.0"),
-        ({"max_phase": 0.0}, "max_phase must lie between 0 and 2π, got 0.0"),
-        ({"max_phase": 7.0}, "max_phase must lie between 0 and 2π, got 7.0"),
+        ({"state_size": 0}, "state_size must be a whole number of at least 1 or none, got 0"),
+        ({"max_radius": 0.8}, r"min_radius must be at most max_radius, got min_radius=0\.9 and max_radius=0\.8"),
+        ({"max_radius": 1.1}, r"max_radius must be a number above 0 and at most 1, got 1\.1"),
+        ({"min_radius": -0.1}, r"min_radius must be a number of at least 0 and below 1, got -0\.1"),
+        ({"min_radius": 1.0, "max_radius": 1.0}, r"min_radius must be a number of at least 0 and below 1, got 1\.0"),
+        ({"max_phase": 0.0}, r"max_phase must be a number above 0 and at most 2π, got 0\.0"),
+        ({"max_phase": 7.0}, r"max_phase must be a number above 0 and at most 2π, got 7\.0"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_a_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         create_mixer("lru", 16, **options)

@@ -3,32 +3,16 @@
 import pytest
 import torch
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.lstm import LSTM
-
-
-def gates(layer, x):
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    per_gate = zip(*(getattr(layer.lstm, name).chunk(4) for name in names), strict=True)
-    (wi, ui, *bi), (wf, uf, *bf), (wg, ug, *bg), (wo, uo, *bo) = per_gate
-    hidden = cell = torch.zeros(x.shape[0], layer.hidden, dtype=x.dtype)
-    outputs = []
-    for t in range(x.shape[1]):
-        i = torch.sigmoid(x[:, t] @ wi.T + hidden @ ui.T + sum(bi))
-        f = torch.sigmoid(x[:, t] @ wf.T + hidden @ uf.T + sum(bf))
-        g = torch.tanh(x[:, t] @ wg.T + hidden @ ug.T + sum(bg))
-        o = torch.sigmoid(x[:, t] @ wo.T + hidden @ uo.T + sum(bo))
-        cell = f * cell + i * g
-        hidden = o * torch.tanh(cell)
-        outputs.append(hidden @ layer.out_proj.weight.T + layer.out_proj.bias)
-    return torch.stack(outputs, dim=1)
+from longlens.errors import BadInput
+from longlens.mixers.lstm import LSTM, lstm_reference
+from longlens.mixers.registry import create_mixer
 
 
 @pytest.mark.parametrize("length", [1, 23, 101])
 def test_equals_its_gates_with_its_gradients(length):
     layer = LSTM(6, 5, dtype=torch.float64)
     x = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
-    actual, expected = layer(x), gates(layer, x)
+    actual, expected = layer(x), lstm_reference(layer, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weight = torch.randn_like(actual)
     gradients = [torch.autograd.grad(y, [x, *layer.parameters()], weight) for y in (actual, expected)]
@@ -73,6 +57,6 @@ def test_units_are_half_of_the_width():
     assert create_mixer("lstm", 64, hidden=64).hidden == 64
 
 
-def test_what_is_not_possible_is_refused_with_a_sentence():
-    with pytest.raises(ValueError, match="d_model and hidden must be at least 1, got 16 and 0"):
+def test_wrong_options_are_refused():
+    with pytest.raises(BadInput, match="hidden must be a whole number of at least 1 or none, got 0"):
         create_mixer("lstm", 16, hidden=0)

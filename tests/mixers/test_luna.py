@@ -1,4 +1,4 @@
-"""Luna against its two attentions written out, and its causal form against a loop over the tokens."""
+"""Luna against its two attentions written out, and its causal form against the running mean of each token."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.luna import LunaAttention
+from longlens.mixers.luna import LunaAttention, luna_reference
+from longlens.mixers.registry import create_mixer
 from longlens.ops import linear_attention
 
 WIDTH, HEADS, MEMORY = 12, 3, 5
@@ -18,48 +18,6 @@ def layer_of(**options):
     for parameter in layer.parameters():  # biases that are not 0
         torch.nn.init.normal_(parameter, std=0.5)
     return layer
-
-
-def split(x):
-    return x.unflatten(-1, (HEADS, -1)).transpose(-3, -2)
-
-
-def merge(x):
-    return x.transpose(-3, -2).flatten(-2)
-
-
-def attend(query, context, allowed=None):
-    """Softmax attention of several heads whose keys are also its values."""
-    scores = split(query) @ split(context).mT / math.sqrt(WIDTH // HEADS)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed[:, None, None, :], -torch.inf)
-    return merge(scores.softmax(-1) @ split(context))
-
-
-def two_attentions(layer, x, mask=None):
-    packed = attend(layer.pq_proj(layer.memory), layer.pc_proj(x), mask)
-    return layer.out_proj(attend(layer.q_proj(x), layer.c_proj(packed)))
-
-
-def token_by_token(layer, x, mask=None):
-    """C_t as it is defined, for one sequence, head and token after the other."""
-    outputs, scale = [], math.sqrt(WIDTH // HEADS)
-    questions = split(layer.pq_proj(layer.memory))  # (H, M, d)
-    mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    for sequence, tokens in zip(x, mask, strict=True):
-        keys, queries, contexts = (split(p(sequence)) for p in (layer.pc_proj, layer.q_proj, layer.c_proj))  # (H, L, d)
-        for t in range(len(sequence)):
-            heads = []
-            for head in range(HEADS):
-                mean = torch.zeros(MEMORY, WIDTH // HEADS, dtype=x.dtype)
-                for s in range(t + 1):
-                    if tokens[s]:
-                        score = questions[head] @ keys[head, s] / scale
-                        weight = torch.log2(1 + 2**score) if layer.activation == "softplus" else F.elu(score) + 1
-                        mean = mean + weight[:, None] * contexts[head, s] / tokens[: t + 1].sum()
-                heads.append((mean @ queries[head, t] / scale).softmax(0) @ mean)
-            outputs.append(layer.out_proj(torch.cat(heads)))
-    return torch.stack(outputs).view_as(x)
 
 
 def assert_same(layer, x, actual, expected):
@@ -73,7 +31,7 @@ def assert_same(layer, x, actual, expected):
 def test_two_attentions(length):
     layer = layer_of()
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    assert_same(layer, x, layer(x), two_attentions(layer, x))
+    assert_same(layer, x, layer(x), luna_reference(layer, x))
 
 
 def test_padding_is_not_packed():
@@ -81,7 +39,7 @@ def test_padding_is_not_packed():
     layer, mask = layer_of(), torch.rand(2, 23) > 0.4
     x = torch.randn(2, 23, WIDTH, dtype=torch.float64, requires_grad=True)
     kept = mask[..., None]
-    assert_same(layer, x, layer(x, mask=mask) * kept, two_attentions(layer, x, mask) * kept)
+    assert_same(layer, x, layer(x, mask=mask) * kept, luna_reference(layer, x, mask) * kept)
 
 
 def test_two_attentions_of_torch():
@@ -90,23 +48,43 @@ def test_two_attentions_of_torch():
 
     def attention(query, context, query_weight, context_weight):
         output, _ = F.multi_head_attention_forward(
-            query, context, context, WIDTH, HEADS, None, None, None, None, False, 0.0,
-            torch.eye(WIDTH, dtype=torch.float64), None, use_separate_proj_weight=True,
-            q_proj_weight=query_weight, k_proj_weight=context_weight, v_proj_weight=context_weight,
-        )  # fmt: skip
+            *(query, context, context, WIDTH, HEADS),
+            *(None, None, None, None, False, 0.0),  # biases and dropout
+            *(torch.eye(WIDTH, dtype=torch.float64), None),
+            use_separate_proj_weight=True,
+            q_proj_weight=query_weight,
+            k_proj_weight=context_weight,
+            v_proj_weight=context_weight,
+        )
         return output
 
     packed = attention(layer.memory, x[0], layer.pq_proj.weight, layer.pc_proj.weight)
     expected = layer.out_proj(attention(x[0], packed, layer.q_proj.weight, layer.c_proj.weight))
-    torch.testing.assert_close(layer(x)[0], expected, rtol=0, atol=1e-12)
+    for output in (layer(x), luna_reference(layer, x)):
+        torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("activation", "weights"), [("softplus", (math.log2(3), math.log2(1.25))), ("elu", (2.0, math.exp(-2)))]
+)
+def test_causal_form_by_hand(activation, weights):
+    """One memory token and projections of 1: y_t = C_t, the running mean of 0, 1 and -2 with their weights."""
+    layer = LunaAttention(1, 1, memory=1, activation=activation, bidirectional=False, bias=False, dtype=torch.float64)
+    for parameter in layer.parameters():
+        torch.nn.init.ones_(parameter)
+    expected = torch.tensor([0.0, weights[0] / 2, (weights[0] - 2 * weights[1]) / 3], dtype=torch.float64)
+    x = torch.tensor([0.0, 1.0, -2.0], dtype=torch.float64).view(1, 3, 1)
+    for output in (layer(x), luna_reference(layer, x)):
+        torch.testing.assert_close(output.flatten(), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 64), (15, 4), (101, 64)])
 @pytest.mark.parametrize("activation", ["softplus", "elu"])
-def test_causal_form_token_by_token(activation, monkeypatch):
-    monkeypatch.setattr(linear_attention, "CHUNK", 4)
+def test_causal_form(activation, length, chunk, monkeypatch):
+    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
     layer = layer_of(bidirectional=False, activation=activation)
-    x = torch.randn(1, 15, WIDTH, dtype=torch.float64, requires_grad=True)
-    assert_same(layer, x, layer(x), token_by_token(layer, x))
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert_same(layer, x, layer(x), luna_reference(layer, x))
 
 
 def test_causal_form_with_padding_anywhere():
@@ -114,7 +92,7 @@ def test_causal_form_with_padding_anywhere():
     mask[0, :2] = False  # before the first token, too
     x = torch.randn(2, 13, WIDTH, dtype=torch.float64, requires_grad=True)
     kept = mask[..., None]
-    assert_same(layer, x, layer(x, mask=mask) * kept, token_by_token(layer, x, mask) * kept)
+    assert_same(layer, x, layer(x, mask=mask) * kept, luna_reference(layer, x, mask) * kept)
 
 
 @pytest.mark.parametrize("activation", ["softplus", "elu"])
@@ -125,7 +103,8 @@ def test_a_memory_that_asks_for_nothing_packs_the_running_mean(activation):
     torch.nn.init.zeros_(layer.pq_proj.bias)
     x = torch.randn(2, 150, WIDTH, dtype=torch.float64)
     mean = layer.c_proj(x).cumsum(1) / torch.arange(1, 151, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(layer(x), layer.out_proj(mean), rtol=0, atol=1e-11)
+    for output in (layer(x), luna_reference(layer, x)):
+        torch.testing.assert_close(output, layer.out_proj(mean), rtol=0, atol=1e-11)
 
 
 def test_both_sides_of_one_memory_token_are_the_same_everywhere():
@@ -171,7 +150,7 @@ def test_a_row_of_padding_has_finite_gradients(bidirectional):
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_dropout_only_in_training(bidirectional):
     layer, x = (
-        layer_of(bidirectional=bidirectional, attention_dropout=0.5),
+        layer_of(bidirectional=bidirectional, dropout=0.5),
         torch.randn(2, 23, WIDTH, dtype=torch.float64),
     )
     assert not torch.equal(layer.train()(x), layer(x))
@@ -181,13 +160,13 @@ def test_dropout_only_in_training(bidirectional):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="memory must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="memory must be a whole number of at least 1, got 0"):
         create_mixer("luna", 16, memory=0)
-    with pytest.raises(ValueError, match="activation must be softplus or elu, got 'exp'"):
+    with pytest.raises(ValueError, match="activation must be softplus or elu, got exp"):
         LunaAttention(16, 4, activation="exp")
     with pytest.raises(ValueError, match="divide the width of the layer, got heads=8 and a width of 10"):
         create_mixer("luna", 10)
-    with pytest.raises(ValueError, match="dropout"):
-        create_mixer("luna", 16, attention_dropout=1.5)
+    with pytest.raises(ValueError, match=r"dropout must be a number of at least 0 and below 1, got 1\.5"):
+        create_mixer("luna", 16, dropout=1.5)
     with pytest.raises(ValueError, match="step needs a causal layer"):
         create_mixer("luna", 16).step(torch.randn(2, 16))

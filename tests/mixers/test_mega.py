@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longlens.errors import BadInput
 from longlens.mixers import mega
-from longlens.mixers.base import create_mixer
-from longlens.mixers.mega import MegaAttention, ema_kernel, toeplitz
-from longlens.ops.rotary import rotate
+from longlens.mixers.mega import MegaAttention, ema_kernel, ema_reference, mega_reference, toeplitz
+from longlens.mixers.registry import choose_mixer, create_mixer, find_mixer
 
 LENGTH, WIDTH = 23, 6
 
@@ -23,57 +23,6 @@ def make(**options: Any) -> MegaAttention:
         for parameter in layer.parameters():
             parameter.normal_(std=0.7)
     return layer
-
-
-def moving_average(x, delta, alpha, beta, gamma):
-    """The damped average of each channel, step by step, as the paper has it: h_t = p·β·x_t + (1 - p·σ(α))·h_{t-1}."""
-    share, damping = torch.sigmoid(delta), torch.sigmoid(alpha)
-    state, outputs = torch.zeros_like(share), []
-    for t in range(len(x)):
-        state = share * beta * x[t, :, None] + (1 - share * damping) * state
-        outputs.append((gamma * state).sum(dim=-1) / math.sqrt(delta.shape[-1]))
-    return torch.stack(outputs)
-
-
-def averages(layer, x):
-    """k * x of a sequence (L, D): both averages, the second from the end, include the token itself."""
-    parameters = (layer.average.delta, layer.average.alpha, layer.average.beta, layer.average.gamma)
-    if not layer.bidirectional:
-        return moving_average(x, *parameters)
-    first, second = zip(*(parameter.chunk(2) for parameter in parameters), strict=True)
-    return moving_average(x, *first) + moving_average(x.flip(0), *second).flip(0)
-
-
-def position_bias(layer, length):
-    """(length, length)"""
-    if layer.rotary:
-        first, second = (rotate(vector.expand(length, -1)) for vector in layer.position_bias)
-        return first @ second.T
-    i, j = torch.arange(length)[:, None], torch.arange(length)
-    return layer.position_bias[layer.max_distances - 1 + j - i]
-
-
-def reference(layer, x):
-    """y of one sequence (L, D), by the formula."""
-    averaged = F.silu(averages(layer, x) + layer.average.omega * x)
-    shared, reset, update, hidden = layer.in_proj(averaged).split([layer.shared, layer.hidden, WIDTH, WIDTH], dim=-1)
-    query, key = (F.silu(shared) * layer.scale[n] + layer.offset[n] for n in range(2))
-    value, size, rows = F.silu(layer.value_proj(x)), layer.chunk_size or len(x), []
-    bias = position_bias(layer, size)
-    for i in range(len(x)):
-        start, place = i - i % size, i % size
-        seen = slice(start, min(start + size, len(x)) if layer.bidirectional else i + 1)
-        scores, count = key[seen] @ query[i], len(key[seen])
-        if layer.attention == "softmax":
-            weights = torch.softmax(scores / math.sqrt(layer.shared) + bias[place, :count], dim=0)
-        else:
-            scores = scores / count + bias[place, :count]
-            cumulative = torch.special.ndtr((scores - math.sqrt(1 / 2)) / math.sqrt(1 / (4 * math.pi)))
-            weights = cumulative if layer.attention == "laplace" else torch.relu(scores) ** 2
-        rows.append(weights @ value[seen])
-    hidden = F.silu(hidden + layer.out_proj(F.silu(reset) * torch.stack(rows)))
-    gate = torch.sigmoid(update)
-    return gate * hidden + (1 - gate) * x
 
 
 def assert_same(actual, expected, inputs, atol=1e-10):
@@ -91,7 +40,7 @@ def test_the_formula(attention, bidirectional, chunk_size, rotary):
     """Residual and layer together, outputs and gradients."""
     layer = make(attention=attention, bidirectional=bidirectional, chunk_size=chunk_size, rotary=rotary)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    expected = torch.stack([reference(layer, row) for row in x])
+    expected = torch.stack([mega_reference(layer, row) for row in x])
     assert_same(x + layer(x), expected, (x, *layer.parameters()))
 
 
@@ -119,7 +68,7 @@ def test_the_kernel_is_that_of_the_recurrence(bidirectional, length):
     layer = make(bidirectional=bidirectional)
     x = torch.zeros(2 * length + 1, WIDTH, dtype=torch.float64)
     x[length] = 1.0
-    response, kernel = averages(layer, x), layer.kernel(length)
+    response, kernel = ema_reference(x, *layer.average.parts), layer.kernel(length)
     assert kernel.shape == (2 * WIDTH if bidirectional else WIDTH, length)
     expected = response[length : 2 * length].T
     if bidirectional:
@@ -230,7 +179,7 @@ def test_toeplitz_by_hand():
 @pytest.mark.parametrize("attention", ["softmax", "laplace"])
 def test_dropout_is_of_the_weights_in_training(monkeypatch, attention, dense_length):
     monkeypatch.setattr(mega, "DENSE_LENGTH", dense_length)
-    layer = make(attention_dropout=0.5, attention=attention)
+    layer = make(dropout=0.5, attention=attention)
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
@@ -240,9 +189,16 @@ def test_dropout_is_of_the_weights_in_training(monkeypatch, attention, dense_len
 def test_begins_as_the_official_code():
     layer = MegaAttention(256, max_length=512)
     expected = {
-        "average.delta": 0.2, "average.alpha": 0.2, "average.gamma": 1.0, "average.omega": 1.0, "in_proj.weight": 0.02,
-        "value_proj.weight": 0.02, "out_proj.weight": 0.02, "scale": 0.02, "position_bias": 0.02,
-    }  # fmt: skip
+        "average.delta": 0.2,
+        "average.alpha": 0.2,
+        "average.gamma": 1.0,
+        "average.omega": 1.0,
+        "in_proj.weight": 0.02,
+        "value_proj.weight": 0.02,
+        "out_proj.weight": 0.02,
+        "scale": 0.02,
+        "position_bias": 0.02,
+    }
     parameters = dict(layer.named_parameters())
     for name, std in expected.items():
         assert parameters[name].std().item() == pytest.approx(std, rel=0.25), name
@@ -254,29 +210,49 @@ def test_begins_as_the_official_code():
 
 def test_a_sequence_beyond_the_position_biases():
     x = torch.randn(1, 30, WIDTH, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"30 tokens is longer than the 29 .* rotary=True"):
+    with pytest.raises(ValueError, match=r"at most 29 tokens, .* got 30: .* rotary=True"):
         make()(x)
     make(rotary=True)(x)
     make(chunk_size=7)(x)
     assert MegaAttention(4).position_bias.shape == (2047,)
 
 
+def test_only_matrices_that_project_decay():
+    """What has two dimensions and is no projection of the tokens."""
+    shapes = {name: parameter.ndim for name, parameter in MegaAttention(8).named_parameters()}
+    assert {name for name, ndim in shapes.items() if ndim > 1} - set(MegaAttention.no_decay) == {
+        "value_proj.weight",
+        "in_proj.weight",
+        "out_proj.weight",
+    }
+    assert all(shapes[name] == 2 for name in MegaAttention.no_decay)
+
+
+def test_chunks_are_those_of_mega_chunk_alone():
+    assert "chunk_size" not in find_mixer("mega").options
+    assert create_mixer("mega", 8).chunk_size is None
+    assert choose_mixer("mega-chunk").options["chunk_size"] == 128
+    assert create_mixer("mega-chunk", 8, chunk_size=5).chunk_size == 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shared": 0}, "shared must be at least 1, got 0"),
-        ({"ema_size": 0}, "ema_size must be at least 1, got 0"),
+        ({"shared": 0}, "shared must be a whole number of at least 1, got 0"),
+        ({"ema_size": 0}, "ema_size must be a whole number of at least 1, got 0"),
         ({"expansion": 0.0}, "expansion must be a number above 0, got 0.0"),
-        ({"attention_dropout": 1.5}, "attention_dropout must lie between 0 and 1, got 1.5"),
-        ({"shared": 7, "rotary": True}, "rotary positions need an even width, got shared=7"),
-        ({"attention": "linear"}, "attention is 'linear'; it can be softmax, laplace, relu2"),
+        ({"dropout": 1.5}, "dropout must be a number of at least 0 and below 1, got 1.5"),
+        ({"shared": 7, "rotary": True}, "shared must be an even number with rotary=True, got 7"),
+        ({"attention": "linear"}, "attention must be one of softmax, laplace, relu2, got linear"),
+        ({"chunk_size": 5}, "mixer 'mega' has no option 'chunk_size'"),
     ],
 )
 def test_errors_say_what_is_allowed(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         create_mixer("mega", 8, **options)
 
 
 def test_chunk_sizes_are_positive():
-    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
-        create_mixer("mega-chunk", 8, chunk_size=0)
+    for size in (0, None):
+        with pytest.raises(BadInput, match=f"chunk_size must be a whole number of at least 1, got {size}"):
+            create_mixer("mega-chunk", 8, chunk_size=size)

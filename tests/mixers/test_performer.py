@@ -6,8 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer, mixer_class
-from longlens.mixers.performer import PerformerAttention, log_features, orthogonal_rows
+from longlens.mixers.performer import (
+    PerformerAttention,
+    log_features,
+    orthogonal_rows,
+    performer_attention_reference,
+)
+from longlens.mixers.registry import create_mixer, find_mixer
 from longlens.ops.linear_attention import kernel_attention
 
 FORMS = [(kernel, both) for kernel in ("softmax", "relu") for both in (True, False)]
@@ -18,21 +23,24 @@ def layer_of(**options):
 
 
 def by_the_formula(layer, x):
-    """φ(q)·φ(k)ᵀ as a matrix, divided by the sums of its rows."""
-    query, key, value = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    heads = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    attended = performer_attention_reference(*heads, layer.rows, layer.kernel_name, is_causal=not layer.bidirectional)
+    return layer.out_proj(attended.transpose(1, 2).flatten(2))
 
-    def phi(part):
-        part = part / 4**0.25
-        projected = torch.einsum("fd,bhld->bhlf", layer.rows, part)
-        if layer.kernel_name == "relu":
-            return projected.clamp_min(0) + 1e-3
-        return torch.exp(projected - (part**2).sum(-1, keepdim=True) / 2)
 
-    weights = phi(query) @ phi(key).mT
-    if not layer.bidirectional:
-        weights = weights.tril()
-    attended = weights / weights.sum(-1, keepdim=True) @ value
-    return layer.out_proj(attended.transpose(1, 2).reshape(x.shape))
+def test_the_formula_by_hand():
+    """One feature of heads of width 1: φ(x) = exp(x - x²/2) or relu(x) + 10⁻³, whatever the query is."""
+    query, key, value = torch.tensor([[5.0, 5.0], [0.0, 2.0], [1.0, 4.0]], dtype=torch.float64).view(3, 1, 1, 2, 1)
+    row = torch.ones(1, 1, dtype=torch.float64)
+    for kernel, expected in (("softmax", 2.5), ("relu", (0.001 + 4 * 2.001) / 2.002)):
+        both, causal = (
+            performer_attention_reference(query, key, value, row, kernel, is_causal=is_causal).flatten()
+            for is_causal in (False, True)
+        )
+        expected = torch.tensor([expected, expected], dtype=torch.float64)
+        torch.testing.assert_close(both, expected, rtol=0, atol=1e-14)
+        expected[0] = 1.0  # of which the first token sees only itself
+        torch.testing.assert_close(causal, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("length", [1, 23, 101])
@@ -142,9 +150,9 @@ def test_by_default_d_log_d_features():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="features must be at least 1, or None, got 0"):
+    with pytest.raises(ValueError, match="features must be a whole number of at least 1 or none, got 0"):
         create_mixer("performer", 16, features=0)
-    with pytest.raises(ValueError, match="kernel must be softmax or relu, got 'tanh'"):
+    with pytest.raises(ValueError, match="kernel must be softmax or relu, got tanh"):
         PerformerAttention(16, 4, kernel="tanh")
     with pytest.raises(ValueError, match="divide the width of the layer"):
         create_mixer("performer", 10)
@@ -157,4 +165,4 @@ def test_the_state_is_as_large_as_its_traits_say():
     layer = layer_of(bidirectional=False)
     _, state = layer.step(torch.randn(1, 12, dtype=torch.float64))
     assert state.sums.numel() == 7 * (12 + 3)
-    assert mixer_class("performer").traits.state == "features·(D + heads)"
+    assert find_mixer("performer").traits.state == "features·(D + heads)"

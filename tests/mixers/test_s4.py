@@ -5,9 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer, mixer_config
+from longlens.errors import BadInput
 from longlens.mixers.lssl import discretize, lssl_kernel
-from longlens.mixers.s4 import S4, s4_kernel
+from longlens.mixers.registry import create_mixer, find_mixer
+from longlens.mixers.s4 import S4, s4_kernel, s4_kernel_reference
 from longlens.ops.exponentials import sum_of_exponentials
 from longlens.ops.hippo import dplr_legs, hippo_legs
 from longlens.ops.long_conv import long_conv
@@ -25,30 +26,6 @@ def build(channels=3, seed=0, **options):
     return layer
 
 
-def dense_kernel(layer, length):
-    """C·Āˡ·B̄ step by step with full complex matrices, C from C̃ = C·(I - Ā^M)."""
-
-    def both(x):  # with the conjugate half
-        return torch.cat([x, x.conj()], dim=-1)
-
-    rates = torch.complex(-layer.log_decay.exp(), layer.frequency)
-    p, b, c = (both(torch.view_as_complex(x)) for x in (layer.p, layer.b, layer.c))
-    half_step = layer.log_dt.exp()[:, None, None] / 2
-    a = torch.diag(both(rates)) - torch.outer(p, p.conj())
-    one = torch.eye(a.shape[0], dtype=a.dtype)
-    inverse = torch.linalg.inv(one - half_step * a)
-    step, state = inverse @ (one + half_step * a), inverse @ (2 * half_step * b[:, None])
-    rest = one - torch.linalg.matrix_power(step, layer.max_length)
-    c = torch.linalg.solve(rest, c.unflatten(0, (-1, layer.d_model)).unsqueeze(-2), left=False)  # (K/D, D, 1, N)
-    outputs = []
-    for _ in range(length):
-        outputs.append((c @ state).flatten())
-        state = step @ state
-    kernel = torch.stack(outputs, dim=-1)
-    assert kernel.imag.abs().max() < 1e-10
-    return kernel.real
-
-
 @pytest.mark.parametrize(
     ("length", "known", "state_size", "bidirectional"),
     [(256, 256, 64, False), (101, 101, 16, True), (23, 64, 8, True), (1, 1, 2, False), (101, 23, 8, True)],
@@ -56,7 +33,7 @@ def dense_kernel(layer, length):
 def test_the_kernel_is_that_of_the_dense_system(length, known, state_size, bidirectional):
     """Also for sequences shorter or longer than what C̃ is made for."""
     layer = build(max_length=known, state_size=state_size, bidirectional=bidirectional)
-    kernel, expected = layer.kernel(length), dense_kernel(layer, length)
+    kernel, expected = layer.kernel(length), s4_kernel_reference(*layer.system(), length, known)
     assert kernel.shape == (layer.kernels, length)
     assert expected.abs().max() > 1e-2
     torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-8)
@@ -128,17 +105,17 @@ def test_without_its_low_rank_part_it_is_a_sum_of_exponentials_at_16384():
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-7)
 
 
-def test_float32_is_finite_and_exact_at_16384():
+def test_float32_is_finite_and_as_float64_at_16384():
     torch.manual_seed(0)
     layer = S4(3, max_length=16_384)
-    exact = S4(3, max_length=16_384, dtype=torch.float64)
-    exact.load_state_dict(layer.state_dict())
-    kernel, expected = layer.kernel(16_384), exact.kernel(16_384)
+    double = S4(3, max_length=16_384, dtype=torch.float64)
+    double.load_state_dict(layer.state_dict())
+    kernel, expected = layer.kernel(16_384), double.kernel(16_384)
     torch.testing.assert_close(kernel.double(), expected, rtol=0, atol=2e-5 * expected.abs().max().item())
     weight = torch.randn_like(kernel)
     gradients = [
         torch.autograd.grad((k * weight).sum(), [owner.get_parameter(name) for name in SYSTEM])
-        for owner, k in ((layer, kernel), (exact, expected))
+        for owner, k in ((layer, kernel), (double, expected))
     ]
     for name, given, wanted in zip(SYSTEM, *gradients, strict=True):
         assert (given - wanted).norm() < 1e-3 * wanted.norm(), name
@@ -161,9 +138,9 @@ def test_both_sides_are_the_sum_of_two_causal_convolutions():
     torch.manual_seed(0)
     layer = S4(4, state_size=8, max_length=32, bidirectional=True, dtype=torch.float64)
     x = torch.randn(2, 23, 4, dtype=torch.float64)
-    back, ahead = layer.kernel(23).chunk(2)
-    later = F.pad(ahead, (1, 0))  # not the token itself
-    y = long_conv(x, back) + long_conv(x.flip(1), later).flip(1) + layer.skip * x
+    past, future = layer.kernel(23).chunk(2)
+    later = F.pad(future, (1, 0))  # not the token itself
+    y = long_conv(x, past) + long_conv(x.flip(1), later).flip(1) + layer.skip * x
     expected = F.glu(layer.out_proj(F.gelu(y)), dim=-1)
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
 
@@ -182,12 +159,21 @@ def test_it_stays_stable_whatever_is_learned():
     assert (torch.stack(sizes).diff() < 0).all()
 
 
-def test_errors_say_what_is_allowed():
-    with pytest.raises(ValueError, match="state_size must be even and at least 2, for conjugate pairs, got 7"):
-        create_mixer("s4", 4, state_size=7)
-    with pytest.raises(ValueError, match=r"dt_min and dt_max must be positive and in order, got 0.1 and 0.01"):
-        create_mixer("s4", 4, dt_min=0.1, dt_max=0.01)
-    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
-        S4(4, max_length=0)
-    assert mixer_config("s4").looks_ahead() is None
-    assert mixer_config("s4-bidirectional").looks_ahead() == "it sees both sides"
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_size": 7}, "state_size must be an even number of at least 2, got 7"),
+        ({"dt_min": 0.1, "dt_max": 0.01}, r"dt_min must be at most dt_max, got dt_min=0\.1 and dt_max=0\.01"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_errors_say_what_is_allowed(options, message):
+    with pytest.raises(BadInput, match=message):
+        create_mixer("s4", 4, **options)
+
+
+def test_the_names_decide_the_sides():
+    assert not create_mixer("s4", 4).bidirectional
+    assert create_mixer("s4-bidirectional", 4).bidirectional
+    for name in ("s4", "s4-bidirectional"):
+        assert "bidirectional" not in find_mixer(name).options

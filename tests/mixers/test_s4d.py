@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from longlens.mixers.s4d import S4D, s4d_frequencies, s4d_kernel, s4d_modes
+from longlens.errors import BadInput
+from longlens.mixers.diagonal import s4d_frequencies, s4d_modes
+from longlens.mixers.s4d import S4D, s4d_kernel_reference
 from longlens.ops.hippo import hippo_legs
 
 VARIANTS = [
@@ -17,6 +19,12 @@ VARIANTS = [
 
 def layer(**options):
     return S4D(4, **({"state_size": 8, "dt_min": 0.01, "dt_max": 0.5} | options), dtype=torch.float64)
+
+
+def system(model):
+    """C, A and Δ, by definition."""
+    a = torch.complex(-model.a_real.exp(), model.a_imag)
+    return torch.view_as_complex(model.c), a, model.log_dt.exp()
 
 
 def matrices(model, channel):
@@ -41,15 +49,24 @@ def matrices(model, channel):
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_the_kernel_is_that_of_the_discretized_state_space(options):
     model = layer(**options)
-    kernel = model.kernel(101)
+    kernel, reference = model.kernel(101), s4d_kernel_reference(*system(model), 101, model.discretization)
     for channel in range(4):
         state_matrix, state, outputs = matrices(model, channel)
         for t in range(101):
             assert abs(outputs @ state - kernel[channel, t]) < 1e-8
+            assert abs(outputs @ state - reference[channel, t]) < 1e-8
             state = state_matrix @ state
-    a = torch.complex(-model.a_real.exp(), model.a_imag)
-    c, dt = torch.view_as_complex(model.c), model.log_dt.exp()
-    assert torch.equal(kernel, s4d_kernel(c, a, dt, 101, model.discretization))
+
+
+@pytest.mark.parametrize("length", [1, 23, 101])
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_the_kernel_is_the_formula_with_its_gradients(options, length):
+    model = layer(**options)
+    kernel, expected = model.kernel(length), s4d_kernel_reference(*system(model), length, model.discretization)
+    torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-10)
+    leaves, weight = [model.log_dt, model.a_real, model.a_imag, model.c], torch.randn_like(kernel)
+    gradients = [torch.autograd.grad(k, leaves, weight) for k in (kernel, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
@@ -71,11 +88,11 @@ def test_gradients_are_those_of_the_recurrence(options):
 def test_both_sides_are_two_kernels():
     model = layer(bidirectional=True)
     x = torch.randn(1, 9, 4, dtype=torch.float64)
-    back, ahead = model.kernel(9).chunk(2)
+    past, future = model.kernel(9).chunk(2)
     y = torch.zeros(9, 4, dtype=torch.float64)
     for t in range(9):
         for s in range(9):
-            y[t] += x[0, s] * (back[:, t - s] if s <= t else ahead[:, s - t - 1])
+            y[t] += x[0, s] * (past[:, t - s] if s <= t else future[:, s - t - 1])
     torch.testing.assert_close(model(x)[0], model._out(y + model.skip * x[0]), rtol=0, atol=1e-10)
 
 
@@ -94,7 +111,7 @@ def test_frequencies():
 @pytest.mark.parametrize("init", ["lin", "inv", "legs"])
 def test_it_begins_stable(init, discretization):
     model = S4D(16, init=init, discretization=discretization)
-    weights, rates = s4d_modes(*model._system(), discretization)
+    weights, rates = s4d_modes(*model.system(), discretization)
     assert weights.shape == rates.shape == (16, 32)
     assert rates.exp().abs().max() < 1
     torch.testing.assert_close(-model.a_real.exp(), torch.full((16, 32), -0.5))
@@ -105,12 +122,15 @@ def test_it_begins_stable(init, discretization):
     assert (kernel[:, -100:].abs().amax(1) < 0.1 * kernel.abs().amax(1)).all(), "it decays"
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="state_size must be even, for conjugate pairs, and at least 2, got 7"):
-        S4D(4, state_size=7)
-    with pytest.raises(ValueError, match="init must be lin, inv or legs, got 'hippo'"):
-        S4D(4, init="hippo")
-    with pytest.raises(ValueError, match="discretization must be zoh or bilinear, got 'euler'"):
-        S4D(4, discretization="euler")
-    with pytest.raises(ValueError, match="dt_min and dt_max must be positive and in order"):
-        S4D(4, dt_min=0.5)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_size": 7}, "state_size must be an even number of at least 2, got 7"),
+        ({"init": "hippo"}, "init must be one of lin, inv, legs, got hippo"),
+        ({"discretization": "euler"}, "discretization must be zoh or bilinear, got euler"),
+        ({"dt_min": 0.5}, r"dt_min must be at most dt_max, got dt_min=0\.5 and dt_max=0\.1"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(BadInput, match=message):
+        S4D(4, **options)

@@ -1,11 +1,12 @@
-"""S5 against the recurrence with all of its states, and against the convolution with its kernels."""
+"""S5 against its recurrence, step by step, and against the convolution with its kernels."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from longlens.mixers.base import create_mixer
-from longlens.mixers.s5 import S5
+from longlens.errors import BadInput
+from longlens.mixers.diagonal import diagonal_recurrence_reference
+from longlens.mixers.registry import create_mixer
+from longlens.mixers.s5 import S5, s5_reference
 from longlens.ops.hippo import dplr_legs
 
 WIDTH = 6
@@ -18,37 +19,34 @@ def build(**options):
     return layer
 
 
-def recurrence(layer, x):
-    """The formula for all P states, one step after the other, forward and, for both sides, from the end."""
-    half, into, out = (torch.view_as_complex(p) for p in (layer.eigenvalues, layer.into, layer.out))
-    eigenvalues = torch.cat([half, half.conj()])
-    into = torch.cat([into, into.conj()])
-    dt = layer.log_dt.exp().repeat(2)
-    decay = torch.exp(eigenvalues * dt)
-    into = ((decay - 1) / eigenvalues)[:, None] * into
-    y = layer.skip * x
-    for c, times in zip(out.split(len(half), dim=1), (range(x.shape[1]), reversed(range(x.shape[1]))), strict=False):
-        state, outputs = torch.zeros(x.shape[0], len(decay), dtype=decay.dtype), {}
-        for t in times:
-            state = decay * state + x[:, t].to(decay.dtype) @ into.T
-            outputs[t] = state @ torch.cat([c, c.conj()], dim=1).T
-        y = y + torch.stack([outputs[t].real for t in range(x.shape[1])], dim=1)
-        assert max(o.imag.abs().max().item() for o in outputs.values()) < 1e-12, "conjugate pairs have real sums"
-    u = F.gelu(y)
-    return u * torch.sigmoid(u @ layer.out_proj.weight.T + layer.out_proj.bias)
-
-
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("length", [1, 23, 101])
 def test_equals_the_recurrence_with_its_gradients(length, bidirectional):
     layer = build(bidirectional=bidirectional)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    actual, expected = layer(x), recurrence(layer, x)
+    actual, expected = layer(x), s5_reference(layer, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weight = torch.randn_like(actual)
     gradients = [torch.autograd.grad(y, [x, *layer.parameters()], weight) for y in (actual, expected)]
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_one_of_each_pair_stands_for_all_states(bidirectional, monkeypatch):
+    """The recurrence of all P states has the same outputs, and they are real."""
+    layer = build(bidirectional=bidirectional)
+    half, into, out = (torch.view_as_complex(p) for p in (layer.eigenvalues, layer.into, layer.out))
+    eigenvalues, into = torch.cat([half, half.conj()]), torch.cat([into, into.conj()])
+    decay = torch.exp(eigenvalues * layer.log_dt.exp().repeat(2))
+    into = ((decay - 1) / eigenvalues)[:, None] * into
+    out = torch.cat([part for side in out.split(len(half), dim=1) for part in (side, side.conj())], dim=1)
+    x = torch.randn(2, 23, WIDTH, dtype=torch.float64)
+    monkeypatch.setattr(layer, "_out", lambda y: y)
+    expected = diagonal_recurrence_reference(decay, into, out, x) + layer.skip * x
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+    imaginary = diagonal_recurrence_reference(decay, into, -1j * out, x)
+    torch.testing.assert_close(imaginary, torch.zeros_like(imaginary), rtol=0, atol=1e-12)
 
 
 def responses(layer, length, monkeypatch):
@@ -99,8 +97,8 @@ def test_the_start_is_blocks_of_hippo_with_random_real_inputs():
 
 
 def test_both_directions_begin_differently():
-    forth, back = build(bidirectional=True).out.chunk(2, dim=1)
-    assert not torch.equal(forth, back)
+    past, future = build(bidirectional=True).out.chunk(2, dim=1)
+    assert not torch.equal(past, future)
 
 
 def test_clip_keeps_the_state_from_growing():
@@ -147,13 +145,13 @@ def test_the_size_of_the_state_and_of_its_blocks(width, options, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"state_size": 7}, "state_size must be even, for conjugate pairs, and at least 2, got 7"),
-        ({"state_size": 0}, "state_size must be even, for conjugate pairs, and at least 2, got 0"),
+        ({"state_size": 7}, "state_size must be an even number of at least 2 or none, got 7"),
+        ({"state_size": 0}, "state_size must be an even number of at least 2 or none, got 0"),
         ({"state_size": 12, "blocks": 8}, "blocks must divide state_size / 2 = 6, got 8"),
-        ({"blocks": 0}, "blocks must divide state_size / 2 = 8, got 0"),
-        ({"dt_min": 0.2}, "dt_min and dt_max must be positive and in order, got 0.2 and 0.1"),
+        ({"blocks": 0}, "blocks must be a whole number of at least 1 or none, got 0"),
+        ({"dt_min": 0.2}, r"dt_min must be at most dt_max, got dt_min=0\.2 and dt_max=0\.1"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_a_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         create_mixer("s5", 16, **options)

@@ -2,26 +2,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.base import mixer_config
-from longlens.mixers.sgconv import SGConv, multiscale_kernel
+from longlens.errors import BadInput
+from longlens.mixers.registry import choose_mixer
+from longlens.mixers.sgconv import SGConv, multiscale_kernel, multiscale_kernel_reference
 from longlens.ops.long_conv import long_conv_reference
 
 LENGTH, WIDTH = 101, 6
-
-
-def reference_kernel(weights, decay, length):
-    """Tap by tap: which sub-kernel it belongs to, and which two of its weights it lies between."""
-    scales, channels, size = weights.shape
-    kernel = torch.zeros(channels, length, dtype=weights.dtype)
-    for tap in range(min(length, size * 2 ** (scales - 1))):
-        scale = 0 if tap < size else 1 + (tap // size).bit_length() - 1
-        start, stretch = (0, 1) if scale == 0 else (size * 2 ** (scale - 1), 2 ** (scale - 1))
-        place = min(max((tap - start + 0.5) / stretch - 0.5, 0.0), size - 1.0)
-        left = int(place)
-        right, share = min(left + 1, size - 1), place - left
-        value = (1 - share) * weights[scale, :, left] + share * weights[scale, :, right]
-        kernel[:, tap] = value * decay**-scale
-    return kernel
 
 
 @pytest.mark.parametrize(("size", "scales"), [(1, 8), (4, 5), (5, 6), (16, 1)])
@@ -29,7 +15,7 @@ def test_the_kernel_is_its_formula(size, scales):
     weights = torch.randn(scales, 3, size, dtype=torch.float64, requires_grad=True)
     decay = torch.tensor([1.0, 1.5, 3.0], dtype=torch.float64)
     for length in (1, size, 23, LENGTH):
-        kernels = [build(weights, decay, length) for build in (multiscale_kernel, reference_kernel)]
+        kernels = [build(weights, decay, length) for build in (multiscale_kernel, multiscale_kernel_reference)]
         torch.testing.assert_close(*kernels, rtol=0, atol=1e-13)
         upstream = torch.randn(3, length, dtype=torch.float64)
         gradients = [torch.autograd.grad(kernel, weights, upstream)[0] for kernel in kernels]
@@ -50,7 +36,9 @@ def test_the_layer_is_a_product_with_toeplitz_matrices(bidirectional, output):
     layer = SGConv(WIDTH, bidirectional=bidirectional, output=output, dtype=torch.float64, **options)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     decay = torch.linspace(1, 3, WIDTH, dtype=torch.float64)
-    sides = [reference_kernel(weight, decay, LENGTH) for weight in (layer.weight / layer.norm).split(WIDTH, dim=1)]
+    sides = [
+        multiscale_kernel_reference(weight, decay, LENGTH) for weight in (layer.weight / layer.norm).split(WIDTH, dim=1)
+    ]
     y = layer.out_proj(F.gelu(long_conv_reference(x, *sides) + layer.skip * x))
     expected = F.glu(y, dim=-1) if output == "glu" else y
     assert len(sides) == 1 + bidirectional
@@ -95,15 +83,16 @@ def test_each_sub_kernel_is_weaker_by_its_decay():
 
 def test_max_length_gives_the_number_of_sub_kernels():
     for max_length, scales in ((1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (1024, 7)):
-        assert mixer_config("sgconv").build(8, max_length=max_length).weight.shape[0] == scales
+        assert choose_mixer("sgconv").build(8, max_length=max_length).weight.shape[0] == scales
 
 
 def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="kernel_dim must be at least 1, got 0"):
-        SGConv(WIDTH, kernel_dim=0)
-    with pytest.raises(ValueError, match=r"decay_max at least decay_min, got 3.0 and 2.0"):
-        SGConv(WIDTH, decay_min=3.0)
-    with pytest.raises(ValueError, match=r"finite numbers above 0.* got 0.0 and 2.0"):
-        SGConv(WIDTH, decay_min=0.0)
-    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
-        SGConv(WIDTH, max_length=0)
+    for options, message in (
+        ({"kernel_dim": 0}, "kernel_dim must be a whole number of at least 1, got 0"),
+        ({"decay_min": 3.0}, r"decay_min must be at most decay_max, got 3\.0 and 2\.0"),
+        ({"decay_min": 0.0}, "decay_min must be a number above 0, got 0.0"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
+        ({"output": "relu"}, "output must be glu or linear, got relu"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            SGConv(WIDTH, **options)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from longlens.mixers.base import create_mixer
+from longlens.mixers.registry import create_mixer
 from longlens.models.block import Block, FeedForward
 from longlens.models.config import ModelConfig
 

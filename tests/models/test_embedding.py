@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longlens.errors import BadInput
 from longlens.models.embedding import Embedding, sinusoids
 from longlens.tasks.base import Spec
 
@@ -59,8 +60,8 @@ def test_it_is_the_value_plus_the_position(spec, positions):
 def test_learned_positions_have_an_end():
     layer = Embedding(TOKENS, 6, "learned")
     assert layer(torch.zeros(1, 20, dtype=torch.long)).shape == (1, 20, 6)
-    message = "a sequence of 21 tokens is longer than the 20 learned positions: cut it, or choose sinusoidal positions"
-    with pytest.raises(ValueError, match=message):
+    message = "must have at most 20 tokens, as there are learned positions, got 21: cut it, or choose sinusoidal"
+    with pytest.raises(BadInput, match=message):
         layer(torch.zeros(1, 21, dtype=torch.long))
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from longlens.data.datasets import IGNORE
 from longlens.models.heads import Classify, Language, Match, Regress, loss_sum, pool
 from longlens.tasks.base import Spec
-from longlens.tasks.datasets import IGNORE
 
 LENGTHS = [9, 4, 1, 7]
 MASK = torch.arange(9) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -159,9 +159,7 @@ def test_the_loss_of_no_samples_is_0(name):
 
 
 @pytest.mark.parametrize("head", ["classify", "regress"])
-@pytest.mark.parametrize(
-    ("given", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")])
 def test_losses_are_summed_in_float32_at_least(head, given, kept):
     outputs = torch.randn(4, 3, dtype=getattr(torch, given))
     targets = torch.randn(4, 3) if head == "regress" else torch.zeros(4, dtype=torch.long)

@@ -1,21 +1,19 @@
 """Models by name: their parts, their sizes, and what cannot go together."""
 
+import contextlib
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import longlens.mixers.las  # noqa: F401  the mixers are registered before a test keeps its own from staying
-from longlens.mixers import base
-from longlens.mixers.base import Config, list_mixers, mixer_class, mixer_config, register
+from longlens.errors import BadInput
+from longlens.mixers.registry import REGISTRY, choose_mixer, list_mixers, register
 from longlens.models.config import ModelConfig
-from longlens.models.model import Model, create_model
+from longlens.models.model import Model, check_fit, check_mixer_builds, create_model, refuse_foresight
 from longlens.models.model import count_parameters as count
-from longlens.options import option_names
+from longlens.options import options_of
 from longlens.tasks.base import Spec, create_task
 
 SPECS = {
@@ -159,7 +157,8 @@ def test_a_language_model_starts_with_nearly_equal_probabilities(tied):
 
 def test_dropout_is_for_training_only():
     options = {"dtype": torch.float64, **SMALL}
-    model = create_model(SPECS["classify"], "las", dropout=0.3, attention_dropout=0.3, **options)
+    model = create_model(SPECS["classify"], "las", dropout=0.3, **{"mixer.dropout": 0.3}, **options)
+    assert (model.dropout.p, model.blocks[0].dropout.p, model.blocks[0].mixer.dropout) == (0.3, 0.3, 0.3)
     plain, tokens = create_model(SPECS["classify"], "las", **options), inputs(SPECS["classify"])
     plain.load_state_dict(model.state_dict())
     assert not torch.equal(model(tokens), model(tokens))
@@ -171,20 +170,23 @@ def test_options_of_the_model_and_of_the_mixer_are_told_apart(name):
     given = {"depth": 3, "width": 32, "heads": 2, "rotary": True, "pooling": "last"}
     model = create_model(SPECS["classify"], name, **given)
     assert (model.config.depth, model.config.width, model.config.pooling) == (3, 32, "last")
-    assert (len(model.blocks), model.mixer_config.heads, model.mixer_config.rotary) == (3, 2, True)
-    assert model.blocks[2].mixer.num_heads == 2
-    same = create_model(SPECS["classify"], mixer_config(name, heads=2, rotary=True), depth=3, width=32, pooling="last")
+    assert (len(model.blocks), model.mixer.options["heads"], model.mixer.options["rotary"]) == (3, 2, True)
+    assert model.blocks[2].mixer.heads == 2
+    same = create_model(SPECS["classify"], choose_mixer(name, heads=2, rotary=True), depth=3, width=32, pooling="last")
     assert same.config == model.config
-    assert same.mixer_config == model.mixer_config
+    assert same.mixer == model.mixer
 
 
-def test_no_option_of_the_package_belongs_to_both():
-    for name in list_mixers():
-        assert not set(option_names(mixer_class(name))) & set(ModelConfig.model_fields)
+def test_dropout_alone_belongs_to_both():
+    """Then the plain name is the model's."""
+    both = {option for name in list_mixers() for option in choose_mixer(name).options} & set(options_of(ModelConfig))
+    assert both == {"dropout"}
+    model = create_model(SPECS["classify"], "las", dropout=0.3, **SMALL)
+    assert (model.config.dropout, model.mixer.options["dropout"]) == (0.3, 0.0)
 
 
 def test_a_task_or_its_name_is_as_good_as_its_spec():
-    task = create_task("atomic-cumsum", length=30)
+    task = create_task("atomic-cumsum", max_length=30)
     model = create_model(task, "las", **SMALL)
     assert model.spec == task.spec
     assert model(torch.randn(2, 30, 3)).shape == (2, 30)
@@ -207,22 +209,25 @@ def test_a_model_on_the_meta_device_has_shapes_and_no_memory():
 @pytest.mark.parametrize(
     ("mixer", "options", "message"),
     [
-        ("lass", {}, "there is no mixer 'lass'; did you mean 'las'"),
+        ("lass", {}, "unknown mixer 'lass'; did you mean 'las'"),
         ("las", {"dept": 3}, "neither the model nor mixer 'las' has an option 'dept'; did you mean 'depth'"),
         ("las", {"windows": 3}, "neither the model nor mixer 'las' has an option 'windows'; did you mean 'window'"),
         ("transformer", {"window": 3}, "neither the model nor mixer 'transformer' has an option 'window'"),
-        ("las", {"depth": 0}, "depth is 0, which is not possible: input should be greater than or equal to 1"),
-        ("las", {"depth": "deep"}, "depth is 'deep', which is not possible: input should be a valid integer"),
-        ("las", {"norm": "bath"}, "norm is 'bath', which is not possible: input should be 'layer' or 'batch'"),
-        ("las", {"dropout": 1.0}, "dropout is 1.0, which is not possible: input should be less than 1"),
-        ("las", {"heads": "many"}, "heads is 'many', which is not possible: input should be a valid integer"),
-        ("las", {"width": 30}, "divide the width of the layer, got heads=8 and a width of 30"),
+        ("las", {"depth": 0}, "depth must be a whole number from 1 to 10,000, got 0"),
+        ("las", {"depth": "deep"}, "depth must be a whole number from 1 to 10,000, got deep"),
+        ("las", {"depth": 10**23}, "depth must be a whole number from 1 to 10,000, got 1000"),
+        ("las", {"width": 4 * 10**18}, "width must be a whole number from 1 to 2\\^20, got 4000000000000000000"),
+        ("las", {"ffn_ratio": 1e308}, "ffn_ratio must be a number above 0, at most 1000, got 1e\\+308"),
+        ("las", {"norm": "bath"}, "norm must be layer or batch, got bath"),
+        ("las", {"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
+        ("las", {"heads": "many"}, "heads must be a whole number of at least 1, got many"),
+        ("las", {"width": 30}, "heads=8 and a width of 30"),
         ("las", {"width": 24, "positions": "rotary"}, "rotary positions need heads of even width, got 24 / 8"),
-        (mixer_config("las"), {"heads": 2}, "the mixer has its options already, so heads cannot be given beside it"),
+        (choose_mixer("las"), {"heads": 2}, "the mixer has its options already, so heads cannot be given beside it"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_a_sentence(mixer, options, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         create_model(SPECS["classify"], mixer, **options)
     assert "\n" not in str(caught.value)
 
@@ -233,20 +238,17 @@ def test_what_is_not_possible_is_refused_with_a_sentence(mixer, options, message
         (
             "las-bidirectional",
             {},
-            "a language task needs a causal mixer, and 'las-bidirectional' is not: it attends to",
+            "needs a causal mixer, and 'las-bidirectional' is not: it cannot be, so choose another",
         ),
-        ("las", {"side": "centered"}, "and 'las' is not: smoothing with side='centered' and window=5 looks 2 ahead"),
-        ("las-chunk", {"side": "centered", "window": 3}, "and 'las-chunk' is not: .* looks 1 ahead"),
-        ("s-attention", {"side": "centered"}, "and 's-attention' is not: .*: choose side='past'"),
-        (
-            "las",
-            {"norm": "batch"},
-            "a language task cannot have norm='batch', which mixes positions: choose norm='layer'",
-        ),
+        ("linformer", {}, "needs a causal mixer, and 'linformer' is not: it cannot be, so choose another"),
+        ("las", {"side": "centered"}, "needs a causal mixer, and 'las' is not: choose side='past'"),
+        ("las-chunk", {"side": "centered", "window": 3}, "and 'las-chunk' is not: choose side='past'"),
+        ("s4d", {"bidirectional": True}, "and 's4d' is not: choose bidirectional=False"),
+        ("las", {"norm": "batch"}, "norm must be layer for a language task, got batch, which mixes positions"),
     ],
 )
-def test_a_language_model_cannot_look_ahead(mixer, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_language_model_sees_the_past_only(mixer, options, message):
+    with pytest.raises(BadInput, match=message):
         create_model(SPECS["language"], mixer, **options)
     create_model(SPECS["classify"], mixer, **options)  # where it does no harm, it is fine
 
@@ -255,25 +257,101 @@ def test_smoothing_over_one_token_looks_nowhere():
     create_model(SPECS["language"], "las", side="centered", window=1)
 
 
-def test_rotary_positions_need_a_mixer_that_takes_them(monkeypatch):
-    monkeypatch.setattr(base._REGISTRY, "classes", dict(base._REGISTRY.classes))
+def test_asking_a_layer_whether_it_is_causal_draws_no_random_numbers():
+    """The weights of a model are those of its seed, for a language, too."""
+    torch.manual_seed(1)
+    for name in list_mixers():
+        check_fit("regress", choose_mixer(name), ModelConfig())
+        with contextlib.suppress(BadInput):
+            check_fit("language", choose_mixer(name), ModelConfig())
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(3))
 
-    @register("dummy")
-    @dataclass(frozen=True, kw_only=True)
-    class Dummy(Config):
-        summary: ClassVar[str] = "nothing"
 
-        def build(self, d_model, *, max_length=None, device=None, dtype=None):
-            return DummyLayer()
+def test_a_layer_that_cannot_be_built_is_refused_before_anything_runs():
+    task = create_task("atomic-cumsum")
+    check_mixer_builds(task, choose_mixer("las"), ModelConfig(width=2**20))  # no memory is needed
+    with pytest.raises(BadInput, match="heads=8 and a width of 30"):
+        check_mixer_builds(task, choose_mixer("las"), ModelConfig(width=30))
 
-    class DummyLayer(nn.Module):
-        def forward(self, x, mask=None):
+
+class Dummy(nn.Module):
+    """A layer of one's own: what it returns is chosen by a test."""
+
+    returned = staticmethod(lambda x: x)
+
+    def __init__(self, d_model: int):
+        super().__init__()
+
+    def forward(self, x, *, mask=None):
+        return self.returned(x)
+
+
+@pytest.fixture
+def dummy(monkeypatch):
+    """Its name, which does not stay."""
+    monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
+    monkeypatch.setattr(REGISTRY, "homes", dict(REGISTRY.homes))
+    register("dummy")(Dummy)
+    return "dummy"
+
+
+def test_rotary_positions_need_a_mixer_that_takes_them(dummy):
+    message = "must be none, sinusoidal or learned for mixer 'dummy', which takes no rotary ones, got rotary"
+    with pytest.raises(BadInput, match=message):
+        create_model(SPECS["classify"], dummy, positions="rotary")
+    create_model(SPECS["classify"], dummy, positions="learned")
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda x: x[:, :1], r"shape \(2, 1, 16\)"),  # which would be broadcast
+        (lambda x: x.mean(1), r"shape \(2, 16\)"),
+        (lambda x: (x, None), "a tuple"),
+        (lambda x: None, "a NoneType"),
+    ],
+)
+@pytest.mark.parametrize("prenorm", [True, False])
+def test_a_mixer_that_returns_another_shape_is_a_sentence(dummy, monkeypatch, returned, got, prenorm):
+    model = create_model(SPECS["classify"], dummy, depth=1, width=16, prenorm=prenorm)
+    model(inputs(SPECS["classify"]))
+    monkeypatch.setattr(Dummy, "returned", staticmethod(returned))
+    wanted = r"return a tensor of the same shape, \(2, 13, 16\), got "
+    with pytest.raises(BadInput, match=r"Dummy.forward\(x, \*, mask=None\) must accept .*" + wanted + got):
+        model(inputs(SPECS["classify"]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "sees"),
+    [(lambda x: x.cumsum(1), False), (lambda x: x.flip(1), True), (lambda x: x + x.mean(1, keepdim=True), True)],
+)
+def test_a_layer_of_ones_own_that_sees_later_tokens_is_refused_whatever_it_says(dummy, monkeypatch, returned, sees):
+    monkeypatch.setattr(Dummy, "returned", staticmethod(returned))
+    model = create_model(SPECS["language"], dummy, depth=1, width=16)  # it says nothing, and so that it is causal
+    drawn = torch.get_rng_state()
+    if sees:
+        with pytest.raises(
+            BadInput, match="a language task needs a causal mixer, and 'dummy' is not: its outputs change"
+        ):
+            refuse_foresight(model)
+    else:
+        refuse_foresight(model)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    refuse_foresight(create_model(SPECS["classify"], dummy, depth=1, width=16))
+
+
+def test_a_mixer_that_takes_no_mask_is_a_sentence():
+    class Maskless(nn.Module):
+        def __init__(self, d_model: int):
+            super().__init__()
+
+        def forward(self, x):
             return x
 
-    message = "mixer 'dummy' takes no rotary positions; positions can be none, sinusoidal, learned"
-    with pytest.raises(ValueError, match=message):
-        create_model(SPECS["classify"], "dummy", positions="rotary")
-    create_model(SPECS["classify"], "dummy", positions="learned")
+    with pytest.raises(BadInput, match=r"must accept a mask: forward\(self, x, \*, mask=None\)"):
+        register("maskless")(Maskless)
 
 
 def test_rotary_positions_turn_queries_and_add_nothing():

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from longlens.mixers.base import list_mixers
+from longlens.data.batches import Batch
+from longlens.data.datasets import IGNORE
+from longlens.mixers.registry import list_mixers
 from longlens.models.heads import loss_sum
 from longlens.models.model import create_model
 from longlens.tasks.base import Spec
-from longlens.tasks.batches import Batch
-from longlens.tasks.datasets import IGNORE
 
 LENGTHS = torch.tensor([25, 9, 1, 17])
 MASK = torch.arange(25) < LENGTHS.unsqueeze(-1)
@@ -100,7 +100,7 @@ def test_no_mixer_hears_padding(build, name):
     model.eval()
     alone = torch.cat([model(row[None, :length]) for row, length in zip(tokens, LENGTHS.tolist(), strict=True)])
     torch.testing.assert_close(model(tokens, MASK), alone, rtol=0, atol=1e-10)
-    assert_harmless(build(name, depth=2, dtype=torch.float32), batch_of("classify").nothing())
+    assert_harmless(build(name, depth=2, dtype=torch.float32), batch_of("classify").padding_like())
 
 
 def test_pairs_of_unequal_length_are_as_if_alone(build):
@@ -160,7 +160,7 @@ def assert_harmless(model, batch, autocast=False):
 def test_nothing_but_padding_is_harmless(build, name, prenorm, norm, training):
     """For a process that has no samples; in float32 and deep, so that what grows from block to block would show."""
     model = build(name, prenorm=prenorm, norm=norm, depth=8, dtype=torch.float32).train(training)
-    nothing = batch_of("classify").nothing()
+    nothing = batch_of("classify").padding_like()
     assert not nothing.mask.any()
     assert_harmless(model, nothing)
 
@@ -171,4 +171,4 @@ def test_nothing_but_padding_is_harmless(build, name, prenorm, norm, training):
 def test_nothing_but_padding_is_harmless_to_every_head(build, head, pooling, autocast):
     for norm in ("layer",) if head == "language" else ("layer", "batch"):
         model = build("las", head, norm=norm, pooling=pooling, dtype=torch.float32)
-        assert_harmless(model, batch_of(head).nothing(), autocast)
+        assert_harmless(model, batch_of(head).padding_like(), autocast)

@@ -63,9 +63,8 @@ def test_outputs_and_gradients_are_those_of_all_pairs(length, global_blocks, is_
         weight *= mask[:, None, :, None]
     results = []
     for attention in (block_sparse_attention, block_sparse_attention_reference):
-        y = attention(
-            *inputs, pattern, block_size=SIZE, global_blocks=global_blocks, is_causal=is_causal, mask=mask
-        )  # fmt: skip
+        options = {"block_size": SIZE, "global_blocks": global_blocks, "is_causal": is_causal, "mask": mask}
+        y = attention(*inputs, pattern, **options)
         assert y.isfinite().all()
         y = y * (weight != 0)
         results.append((y, *torch.autograd.grad((y * weight).sum(), inputs)))

@@ -59,10 +59,10 @@ def test_bad_arguments(arguments, message):
 def test_weights_are_exact_for_large_exponents():
     """In float32 arithmetic the exponent 40.1 would carry a relative error of 2e-6 into the weight."""
     rates, steps = torch.tensor([0.4010203]), torch.arange(-100.0, 101.0)
-    exact = torch.exp(rates.double()[:, None] * steps.double()).unsqueeze(-1)
+    expected = torch.exp(rates.double()[:, None] * steps.double()).unsqueeze(-1)
     weights = decay_weights(rates, steps, torch.float32)
     assert weights.dtype == torch.float32
-    assert ((weights.double() - exact) / exact).abs().max() < 6e-8
+    assert ((weights.double() - expected) / expected).abs().max() < 6e-8
 
 
 def test_half_of_the_exponent_range_is_left_to_the_data():

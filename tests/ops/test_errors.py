@@ -56,9 +56,36 @@ def test_bad_arguments(function, tensors, options, error, message):
     assert "\n" not in str(raised.value)
 
 
+SWAPPED = X.transpose(1, 2)  # (batch, length, heads, width)
+
+
+@pytest.mark.parametrize("decay", [[0.0] * 4, torch.zeros(4)])
+def test_swapped_axes_are_named_where_they_show(decay):
+    with pytest.raises(ValueError, match=r"query heads, got .*4.*; the axes are \(batch, heads, length, width\)"):
+        las_attention(SWAPPED, SWAPPED, SWAPPED, decay=decay)
+    with pytest.raises(ValueError, match=r"got 1 and 6; the axes are \(batch, heads, length, width\)"):
+        las_attention(SWAPPED[:, -1:], SWAPPED, SWAPPED)  # a step of decoding
+
+
 def test_unknown_backend():
     with pytest.raises(ValueError, match=r"backend must be one of auto, sdpa, .*, got 'flash'"):
         las_attention(X, X, X, backend="flash")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_causal": False}, "is_causal must be True for backend='linear'; use backend='auto' otherwise"),
+        ({"dropout_p": 0.1}, "dropout_p must be 0 for"),
+        (
+            {"attn_mask": torch.ones(6, 6, dtype=torch.bool)},
+            r"attn_mask must be the same for all queries, \(..., 1, keys\)",
+        ),
+    ],
+)
+def test_what_the_linear_backend_does_not_take(options, message):
+    with pytest.raises(ValueError, match=message):
+        las_attention(X, X, X, decay=[0.1] * 4, backend="linear", **options)
 
 
 def test_cross_attention_without_positions_takes_any_lengths():

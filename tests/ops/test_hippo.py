@@ -64,7 +64,7 @@ def test_the_default_dtype_and_device_do_not_matter():
 
 
 def test_errors_say_what_is_allowed():
-    with pytest.raises(ValueError, match="n must be even and at least 2, for conjugate pairs, got 7"):
+    with pytest.raises(ValueError, match="n must be an even number of at least 2, for conjugate pairs, got 7"):
         dplr_legs(7)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         hippo_legs(0)

@@ -76,8 +76,8 @@ def test_equals_the_formula_in_float32(name, length):
     grad = torch.randn(1, 4, length, 32)
     options = resolve(VARIANTS[name], 4)
     fast = outputs_and_gradients(las_attention, inputs, grad, **options, backend="sdpa")
-    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
-    assert largest_error(fast, outputs_and_gradients(las_attention_reference, exact, grad, **options)) < 2e-6
+    double = tuple(x.detach().double().requires_grad_() for x in inputs)
+    assert largest_error(fast, outputs_and_gradients(las_attention_reference, double, grad, **options)) < 2e-6
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (9,), (9, 1), (9, 9), (1, 9), (2, 1, 1, 9), (2, 1, 9, 1), (3, 1, 1)])
@@ -97,8 +97,8 @@ def test_padding_in_low_precision(is_causal, dtype):
     options = {"decay": [0.0, 0.05], "smoothing": 5, "is_causal": is_causal, "attn_mask": mask}
     grad = torch.randn(2, 2, 60, 16, dtype=dtype)
     fast = outputs_and_gradients(las_attention, inputs, grad, **options)
-    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
-    formula = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+    double = tuple(x.detach().double().requires_grad_() for x in inputs)
+    formula = outputs_and_gradients(las_attention_reference, double, grad, **options)
     assert largest_error(fast, formula) < 8 * torch.finfo(dtype).eps
 
 
@@ -109,8 +109,8 @@ def test_low_precision_to_its_rounding(name, dtype):
     grad = torch.randn(2, 4, 127, 32, dtype=dtype)
     options = resolve(VARIANTS[name], 4)
     fast = outputs_and_gradients(las_attention, inputs, grad, **options)
-    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
-    formula = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+    double = tuple(x.detach().double().requires_grad_() for x in inputs)
+    formula = outputs_and_gradients(las_attention_reference, double, grad, **options)
     assert all(x.dtype == dtype for x in fast)
     assert largest_error(fast, formula) < 8 * torch.finfo(dtype).eps
 
@@ -207,26 +207,26 @@ def test_extreme_decay_stays_finite_and_right(product, is_causal, dtype):
     grad = torch.randn(1, 2, length, 16, dtype=dtype)
     options = {"decay": [0.0, product / length], "smoothing": 5, "is_causal": is_causal}
     fast = outputs_and_gradients(las_attention, inputs, grad, **options)
-    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
-    formula = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+    double = tuple(x.detach().double().requires_grad_() for x in inputs)
+    formula = outputs_and_gradients(las_attention_reference, double, grad, **options)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-6}.get(dtype, 8 * torch.finfo(dtype).eps)
     assert largest_error(fast, formula) < tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 7.0])
-def test_masks_and_dropout_at_the_edge_of_the_exponent(share, is_causal, dtype):
+@pytest.mark.parametrize("fraction", [0.5, 0.99, 1.01, 7.0])
+def test_masks_and_dropout_at_the_edge_of_the_exponent(fraction, is_causal, dtype):
     """Above the diagonal the folded products are largest; a mask that is added to them must not meet an infinity."""
     length = 300
     inputs = [x * size for x, size in zip(make((1, 1, length, 32), dtype=dtype), (4, 4, 1), strict=True)]
-    rate = share * 2 * max_exponent(dtype) / (length - 1)
+    rate = fraction * 2 * max_exponent(dtype) / (length - 1)
     mask = (torch.rand(length, length) < 0.9) | torch.eye(length, dtype=torch.bool)
     options = {"decay": [rate], "attn_mask": mask, "is_causal": is_causal}
     output = las_attention(*inputs, **options)
-    exact = las_attention_reference(*(x.double() for x in inputs), **options)
+    expected = las_attention_reference(*(x.double() for x in inputs), **options)
     size_of_scores = 16 * 32**0.5
-    assert (output - exact).abs().max() < 8 * size_of_scores * torch.finfo(dtype).eps
+    assert (output - expected).abs().max() < 8 * size_of_scores * torch.finfo(dtype).eps
     assert las_attention(*inputs, decay=[rate], dropout_p=0.1, is_causal=is_causal).isfinite().all()
 
 
@@ -235,12 +235,12 @@ def test_float16_with_large_keys_and_small_gradients(sizes, grad_size):
     """What plain attention in float16 can represent, LaS can, with an error of the same order."""
     query, key, value = make((1, 2, 200, 32), dtype=torch.float16)
     inputs = [(x * s).detach().requires_grad_() for x, s in zip((query, key, value), (*sizes, 1), strict=True)]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
+    double = [x.detach().double().requires_grad_() for x in inputs]
     grad = grad_size * torch.randn(1, 2, 200, 32, dtype=torch.float64)
     errors = {}
     for name, options in {"plain": {}, "las": {"decay": [0.0, 0.05]}}.items():
         actual = outputs_and_gradients(las_attention, inputs, grad, **options)
-        expected = outputs_and_gradients(las_attention_reference, exact, grad, **options)
+        expected = outputs_and_gradients(las_attention_reference, double, grad, **options)
         pairs = zip(actual, expected, strict=True)
         errors[name] = torch.stack([(a - e).norm() / e.norm() for a, e in pairs])
     assert (errors["las"] < 5 * errors["plain"] + 2e-3).all(), errors
@@ -258,8 +258,8 @@ def test_large_scores_with_decay_stay_right():
     query, key, value = make((1, 2, 200, 16), dtype=torch.float32)
     query = (query * 100).detach().requires_grad_()
     options = {"decay": [0.0, 0.4]}
-    exact = [x.double() for x in (query, key, value)]
-    difference = las_attention(query, key, value, **options) - las_attention_reference(*exact, **options)
+    double = [x.double() for x in (query, key, value)]
+    difference = las_attention(query, key, value, **options) - las_attention_reference(*double, **options)
     assert difference.abs().max() < 1e-4  # scores of size 400 have a float32 rounding of 3e-5
 
 
@@ -271,8 +271,11 @@ def test_no_tensor_of_size_length_squared(options, is_causal):
         choices = {k: v for k, v in options.items() if k != "padded"}
         if options.get("padded"):
             choices |= {"decay": [0.0, 1e-3], "attn_mask": torch.arange(length)[None, None, None] < length - 9}
-        return peak_memory(lambda: las_attention(*inputs, smoothing=5, is_causal=is_causal, **choices).sum().backward(),
-                           torch.device("cpu"))  # fmt: skip
+
+        def job():
+            las_attention(*inputs, smoothing=5, is_causal=is_causal, **choices).sum().backward()
+
+        return peak_memory(job, torch.device("cpu"))
 
     assert memory(4096) < 2.2 * memory(2048)
 
@@ -356,11 +359,11 @@ def test_works_on_strided_views():
 def test_autocast_computes_in_bfloat16():
     inputs = make((1, 2, 64, 16), dtype=torch.float32)
     for options in ({"is_causal": True}, {"is_causal": False}):
-        exact = las_attention(*inputs, decay=[0.0, 0.1], smoothing=5, **options)
+        expected = las_attention(*inputs, decay=[0.0, 0.1], smoothing=5, **options)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = las_attention(*inputs, decay=[0.0, 0.1], smoothing=5, **options)
         assert low.dtype == torch.bfloat16
-        assert (low - exact).abs().max() < 0.03
+        assert (low - expected).abs().max() < 0.03
         grads = torch.autograd.grad(low.sum(), inputs)
         assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
 

@@ -85,10 +85,10 @@ def test_memory_is_linear(rate):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_low_precision(dtype):
     inputs = [torch.randn(1, 2, 900, 16, dtype=dtype) for _ in range(3)]
-    exact = las_attention(*(x.double() for x in inputs), decay=[0.0, 0.05], smoothing=5)
+    expected = las_attention(*(x.double() for x in inputs), decay=[0.0, 0.05], smoothing=5)
     output = las_attention(*inputs, decay=[0.0, 0.05], smoothing=5, backend="linear")
     assert output.dtype == dtype
-    assert (output - exact).abs().max() < 2e-4 + 4 * torch.finfo(dtype).eps
+    assert (output - expected).abs().max() < 2e-4 + 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from longlens.ops.long_conv import fast_size, long_conv, long_conv_reference
 
 
-def compare(x, kernel, ahead=None, atol=1e-12):
-    given = [t.requires_grad_() for t in (x, kernel, ahead) if t is not None]
-    actual, expected = long_conv(x, kernel, ahead), long_conv_reference(x, kernel, ahead)
+def compare(x, kernel, later=None, atol=1e-12):
+    given = [t.requires_grad_() for t in (x, kernel, later) if t is not None]
+    actual, expected = long_conv(x, kernel, later), long_conv_reference(x, kernel, later)
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
     weight = torch.randn_like(expected)
     gradients = [torch.autograd.grad(y, given, weight) for y in (actual, expected)]
@@ -28,18 +28,18 @@ def test_equals_the_toeplitz_matrix_with_its_gradients(length, both_sides):
 
 def test_kernels_of_both_sides_may_differ_in_length():
     x = torch.randn(2, 17, 3, dtype=torch.float64)
-    for back, forth in ((4, 30), (30, 4), (1, 1), (17, 16), (0, 5), (5, 0)):
-        compare(x, torch.randn(3, back, dtype=torch.float64), torch.randn(3, forth, dtype=torch.float64))
+    for back, on in ((4, 30), (30, 4), (1, 1), (17, 16), (0, 5), (5, 0)):
+        compare(x, torch.randn(3, back, dtype=torch.float64), torch.randn(3, on, dtype=torch.float64))
 
 
 def test_by_hand():
-    """Each tap weighs the input so many steps back; those ahead begin with the next one."""
+    """Each tap weighs the input so many steps back; those of later inputs begin with the next one."""
     x = torch.zeros(1, 5, 1, dtype=torch.float64)
     x[0, 2] = 1.0
     kernel = torch.tensor([[2.0, 3.0, 5.0, 7.0]], dtype=torch.float64)
-    ahead = torch.tensor([[11.0, 13.0, 17.0]], dtype=torch.float64)
+    later = torch.tensor([[11.0, 13.0, 17.0]], dtype=torch.float64)
     for function in (long_conv, long_conv_reference):
-        back, both = function(x, kernel), function(x, kernel, ahead)
+        back, both = function(x, kernel), function(x, kernel, later)
         torch.testing.assert_close(back.flatten(), torch.tensor([0.0, 0, 2, 3, 5]).double(), rtol=0, atol=1e-13)
         torch.testing.assert_close(both.flatten(), torch.tensor([13.0, 11, 2, 3, 5]).double(), rtol=0, atol=1e-13)
 
@@ -69,14 +69,14 @@ def test_later_inputs_do_not_leak_but_for_rounding():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_once(dtype):
-    x, kernel, ahead = torch.randn(2, 200, 3).to(dtype), torch.randn(3, 200) / 10, torch.randn(3, 200) / 10
-    output = long_conv(x, kernel, ahead)
+    x, kernel, later = torch.randn(2, 200, 3).to(dtype), torch.randn(3, 200) / 10, torch.randn(3, 200) / 10
+    output = long_conv(x, kernel, later)
     assert output.dtype == dtype
-    exact = long_conv_reference(x.double(), kernel.double(), ahead.double())
-    assert ((output - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-5).all()
+    expected = long_conv_reference(x.double(), kernel.double(), later.double())
+    assert ((output - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() + 1e-5).all()
     lowered = long_conv(x, kernel.to(dtype))
-    exact = long_conv_reference(x.double(), kernel.to(dtype).double())
-    assert ((lowered - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-5).all()
+    expected = long_conv_reference(x.double(), kernel.to(dtype).double())
+    assert ((lowered - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() + 1e-5).all()
 
 
 def test_gradients_have_the_types_of_their_arguments():
@@ -122,14 +122,14 @@ def test_fast_sizes_have_small_factors_and_are_the_next(least):
 
 
 @pytest.mark.parametrize(
-    ("x", "kernel", "ahead", "message"),
+    ("x", "kernel", "later", "message"),
     [
         ((5, 3), (3, 5), None, r"x must have the shape \(batch, length, channels\), got \(5, 3\)"),
         ((2, 5, 3), (4, 5), None, r"kernel must have the shape \(3, length\), got \(4, 5\)"),
         ((2, 5, 3), (3,), None, r"kernel must have the shape \(3, length\), got \(3,\)"),
-        ((2, 5, 3), (3, 5), (2, 5), r"ahead must have the shape \(3, length\), got \(2, 5\)"),
+        ((2, 5, 3), (3, 5), (2, 5), r"later must have the shape \(3, length\), got \(2, 5\)"),
     ],
 )
-def test_wrong_shapes_are_named(x, kernel, ahead, message):
+def test_wrong_shapes_are_named(x, kernel, later, message):
     with pytest.raises(ValueError, match=message):
-        long_conv(torch.ones(x), torch.ones(kernel), None if ahead is None else torch.ones(ahead))
+        long_conv(torch.ones(x), torch.ones(kernel), None if later is None else torch.ones(later))

@@ -94,9 +94,15 @@ def test_a_layer_turns_queries_and_keys_but_not_values(name):
     x = vectors(2, 23, 16, requires_grad=True)
     query, key, value = layer.in_proj(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
     attended = las_attention(
-        as_complex_turn(query), as_complex_turn(key), value, decay=layer.rates, smoothing=layer.window,
-        chunk_size=layer.chunk_size, is_causal=not layer.bidirectional, backend="reference",
-    )  # fmt: skip
+        as_complex_turn(query),
+        as_complex_turn(key),
+        value,
+        decay=layer.rates,
+        smoothing=layer.window,
+        chunk_size=layer.chunk_size,
+        is_causal=not layer.bidirectional,
+        backend="reference",
+    )
     expected, actual = layer.out_proj(attended.transpose(1, 2).flatten(2)), layer(x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     grad = torch.randn_like(expected)

@@ -100,9 +100,9 @@ def test_decays_of_zero_and_one():
 
 def test_float32_is_as_good_as_stepping():
     decay, inputs, _ = (x.detach() for x in arguments(3000, constant=True))
-    exact = linear_scan(decay, inputs)
+    expected = linear_scan(decay, inputs)
     single = decay.to(torch.complex64), inputs.to(torch.complex64)
-    errors = [(h - exact).abs().max() for h in (linear_scan(*single), linear_scan_reference(*single))]
+    errors = [(h - expected).abs().max() for h in (linear_scan(*single), linear_scan_reference(*single))]
     assert errors[0] <= 3 * errors[1]
 
 

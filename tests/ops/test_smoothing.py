@@ -49,9 +49,9 @@ def test_gradients_of_first_and_second_order(side):
 
 def test_low_precision_rounds_once():
     value = torch.randn(1, 500, 8, dtype=torch.bfloat16)
-    exact = smooth_values(value.double(), 5)
-    half_a_step = torch.finfo(torch.bfloat16).eps / 2 * exact.abs()
-    assert ((smooth_values(value, 5) - exact).abs() <= half_a_step + 1e-6).all()
+    expected = smooth_values(value.double(), 5)
+    half_a_step = torch.finfo(torch.bfloat16).eps / 2 * expected.abs()
+    assert ((smooth_values(value, 5) - expected).abs() <= half_a_step + 1e-6).all()
 
 
 def test_vmap():

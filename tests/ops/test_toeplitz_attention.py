@@ -74,14 +74,14 @@ def test_single_precision(scale, is_causal):
     """Scores of about ±2000 too, the exponential of which would overflow."""
     arguments = inputs(101, dtype=torch.float32, scale=scale)
     mask = masks(101)
-    exact = [x.detach().double().requires_grad_() for x in arguments]
-    expected = toeplitz_attention_reference(*exact, is_causal=is_causal, mask=mask)
+    double = [x.detach().double().requires_grad_() for x in arguments]
+    expected = toeplitz_attention_reference(*double, is_causal=is_causal, mask=mask)
     actual = toeplitz_attention(*arguments, is_causal=is_causal, mask=mask, rows=16)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5 * scale**2)
     weight = torch.randn_like(expected)
-    of_exact = torch.autograd.grad(expected, exact, weight)
-    for of_actual, of_expected in zip(torch.autograd.grad(actual, arguments, weight.float()), of_exact, strict=True):
+    of_double = torch.autograd.grad(expected, double, weight)
+    for of_actual, of_expected in zip(torch.autograd.grad(actual, arguments, weight.float()), of_double, strict=True):
         torch.testing.assert_close(of_actual.double(), of_expected, rtol=0, atol=1e-5 * scale**3)
 
 

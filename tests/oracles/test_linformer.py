@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longlens.mixers.base import create_mixer
+from longlens.mixers.registry import create_mixer
 
 
 @pytest.mark.parametrize("length", [101, 128])

@@ -12,9 +12,13 @@ from longlens.mixers.local import local_attention
 def test_blocks_with_their_neighbors(length, neighbors, is_causal):
     package = pytest.importorskip("local_attention", reason="the oracle 'local-attention' is not installed")
     oracle = package.LocalAttention(
-        window_size=16, causal=is_causal, look_backward=neighbors, look_forward=0 if is_causal else neighbors,
-        use_rotary_pos_emb=False, autopad=True,
-    )  # fmt: skip
+        window_size=16,
+        causal=is_causal,
+        look_backward=neighbors,
+        look_forward=0 if is_causal else neighbors,
+        use_rotary_pos_emb=False,
+        autopad=True,
+    )
     inputs = [torch.randn(2, 4, length, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     # Without a mask the package attends to the zeros that it adds at the end.
     expected = oracle(*inputs, mask=torch.ones(2, length, dtype=torch.bool))

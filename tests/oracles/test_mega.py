@@ -38,14 +38,17 @@ def translate_average(average, omega):
     )
     delta, beta = [], []
     for (alphas, damping), expansion in zip(sides, expansions, strict=True):
-        share = torch.sigmoid(alphas)
-        new = torch.sqrt(1 - (1 - share) * torch.sigmoid(damping))
+        p = torch.sigmoid(alphas)
+        new = torch.sqrt(1 - (1 - p) * torch.sigmoid(damping))
         delta.append(torch.logit(new).expand(WIDTH, SIZE))
-        beta.append(expansion * share / new)
+        beta.append(expansion * p / new)
     return {
-        "delta": torch.cat(delta), "alpha": torch.cat(delta), "beta": torch.cat(beta),
-        "gamma": math.sqrt(SIZE) * reductions.flatten(0, 1), "omega": omega,
-    }  # fmt: skip
+        "delta": torch.cat(delta),
+        "alpha": torch.cat(delta),
+        "beta": torch.cat(beta),
+        "gamma": math.sqrt(SIZE) * reductions.flatten(0, 1),
+        "omega": omega,
+    }
 
 
 def translate(oracle, length):
@@ -98,9 +101,13 @@ def test_layer(bidirectional, attention):
     scores by the length, not by the number of keys."""
     length = 23
     oracle = mega_pytorch.MegaLayer(
-        dim=WIDTH, ema_heads=SIZE, attn_dim_qk=WIDTH, attn_dim_value=9, causal=not bidirectional,
+        dim=WIDTH,
+        ema_heads=SIZE,
+        attn_dim_qk=WIDTH,
+        attn_dim_value=9,
+        causal=not bidirectional,
         laplacian_attn_fn=attention == "laplace",
-    )  # fmt: skip
+    )
     nn.init.normal_(oracle.single_headed_attn.offsetscale.gamma)
     nn.init.normal_(oracle.single_headed_attn.offsetscale.beta)
     oracle.multi_headed_ema = Completed(oracle.multi_headed_ema)

@@ -1,9 +1,8 @@
-from pathlib import Path
-
 import pytest
 import torch
 
-from longlens.mixers.base import create_mixer
+from longlens.cli import main
+from longlens.mixers.registry import create_mixer
 from longlens.reports import kernels
 from longlens.reports.kernels import draw_kernels, initial_kernels
 
@@ -11,13 +10,13 @@ SMALL = {"length": 33, "width": 8, "channels": 3, "seed": 0}
 
 
 @pytest.fixture
-def figure(monkeypatch):
+def figure(monkeypatch, tmp_path):
     """Draws without writing: what would have been written is looked at instead."""
     written = []
     monkeypatch.setattr(kernels, "save_picture", lambda figure, path: written.append(figure))
 
     def draw(*mixers, **options):
-        draw_kernels(Path("kernels.png"), mixers=mixers, **SMALL | options)
+        draw_kernels(out=tmp_path / "kernels.png", mixers=mixers, **SMALL | options)
         return written[-1]
 
     return draw
@@ -37,16 +36,22 @@ def kernel_of(name, channel, **options):
 @pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
 def test_a_picture_is_written_with_the_folders_on_the_way(tmp_path, ending):
     path = tmp_path / "new" / f"kernels{ending}"
-    draw_kernels(path, mixers=("sgconv",), **SMALL)
+    assert draw_kernels(out=path, mixers=("sgconv",), **SMALL) == f"written to {path}"
     assert path.read_bytes()[:5] == {".png": b"\x89PNG\r", ".pdf": b"%PDF-", ".svg": b"<?xml"}[ending]
 
 
 def test_a_row_for_each_mixer_and_a_column_for_each_channel(figure):
     drawn = figure("sgconv", "hyena")
     assert len(drawn.axes) == 6
-    assert [axes.get_ylabel() for axes in drawn.axes] == ["sgconv", "", "", "hyena", "", ""]
-    assert [axes.get_title() for axes in drawn.axes] == ["channel 0", "channel 4", "channel 7"] * 2
-    assert "max" in drawn.get_supylabel(), "that each is relative to its largest is said"
+    assert [axes.get_ylabel().split("\n")[0] for axes in drawn.axes] == ["sgconv", "", "", "hyena", "", ""]
+    assert [axes.get_title() for axes in drawn.axes[:3]] == ["channel 0", "channel 4", "channel 7"]
+    assert "max" in drawn.get_suptitle(), "that each is relative to its largest is said"
+
+
+def test_channels_are_named_once_where_rows_have_the_same(figure):
+    """GSS has a kernel for each of width / 4 channels."""
+    titles = [axes.get_title() for axes in figure("sgconv", "hyena", "gss", channels=2).axes]
+    assert titles == ["channel 0", "channel 7", "", "", "channel 0", "channel 1"]
 
 
 def test_each_kernel_is_drawn_relative_to_its_largest_weight(figure):
@@ -57,21 +62,23 @@ def test_each_kernel_is_drawn_relative_to_its_largest_weight(figure):
         torch.testing.assert_close(torch.tensor(values), kernel / kernel.abs().max())
 
 
-def test_what_is_ahead_is_left_of_0(figure):
+def test_weights_of_later_inputs_are_left_of_0(figure):
     """Position -1 is the first weight of the second half, position 0 the first of the first."""
     steps, values = curve(figure("sgconv", channels=1).axes[0]).T
-    back, ahead = kernel_of("sgconv", 0), kernel_of("sgconv", 8)
+    back, later = kernel_of("sgconv", 0), kernel_of("sgconv", 8)
     assert steps.tolist() == list(range(-33, 33))
-    largest = max(back.abs().max(), ahead.abs().max())
-    torch.testing.assert_close(torch.tensor(values), torch.cat([ahead.flip(0), back]) / largest)
+    largest = max(back.abs().max(), later.abs().max())
+    torch.testing.assert_close(torch.tensor(values), torch.cat([later.flip(0), back]) / largest)
 
 
 def test_a_row_ends_where_nothing_is_seen_any_more(figure, monkeypatch):
     steps = torch.arange(1000)
     monkeypatch.setattr(kernels, "initial_kernels", lambda *_, **__: (steps, torch.exp(-steps / 100).expand(8, -1)))
-    left, right = figure("hyena", channels=1).axes[0].get_xlim()
+    (axes,) = figure("hyena", channels=1).axes
+    left, right = axes.get_xlim()
     assert left == 0
     assert right == pytest.approx(1.1 * 460), "exp(-4.6) is 1 %"
+    assert axes.get_ylabel() == "hyena\n0 to 506"
 
 
 def test_a_kernel_of_zeros_is_drawn(figure, monkeypatch):
@@ -88,19 +95,27 @@ def test_the_seed_decides_and_nothing_else_is_touched():
     assert not first.requires_grad
 
 
-def test_wrong_arguments_are_refused(tmp_path):
-    for options, message in (
-        ({"path": Path("kernels.txt")}, r"out must end in .png, .pdf or .svg, got kernels.txt"),
-        ({"mixers": ()}, "mixers must name at least one"),
-        ({"mixers": ("sgcomv",)}, r"there is no mixer 'sgcomv'; did you mean 'sgconv'\?"),
-        (
-            {"mixers": ("hyena", "las")},
-            r"mixer 'las' has no kernel to draw; those that have one are .*sgconv, long-conv",
-        ),
-        ({"length": 1}, "length must be at least 2, got 1"),
-        ({"channels": 0}, "channels must be at least 1, got 0"),
-        ({"width": 0}, "width must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            draw_kernels(**{"path": tmp_path / "kernels.png", "mixers": ("hyena",)} | SMALL | options)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "kernels.txt"], "out must end in .png, .pdf or .svg, got kernels.txt"),
+        (["--out", "folder.png"], "out must be a file, and folder.png is a folder"),
+        (["--mixers"], "mixers must name at least one mixer, got none"),
+        (["--mixers", "sgcomv"], "unknown mixer 'sgcomv'; did you mean 'sgconv'?"),
+        (["--mixers", "hyena", "las"], "mixer 'las' has no kernel to draw; those that have one are dlr, dss, gss,"),
+        (["--length", "1"], "--length must be a whole number of at least 2, got 1"),
+        (["--channels", "0"], "--channels must be a whole number from 1 to 12, got 0"),
+        (["--channels", "1000"], "--channels must be a whole number from 1 to 12, got 1000"),
+        (["--width", "0"], "--width must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        main(["figures", "kernels", *arguments])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"longlens: {message}")
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"], "nothing half-written"

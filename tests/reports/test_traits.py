@@ -1,15 +1,17 @@
 """Traits are those of the paper's Table 10, and what can be measured is measured."""
 
+import io
 import math
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from longlens.mixers.base import Config, list_mixers, mixer_class, sides
+from longlens.mixers.registry import find_mixer, list_mixers, seen_sides
 from longlens.reports import traits
-from longlens.reports.traits import measure_traits, response
+from longlens.reports.traits import Measured, measure_traits, response, traits_tables
 
 # Table 10: decays, regularized, unique initialization, stable, gated, complex, normalized, non-recurrent.
 TABLE_10 = {
@@ -30,16 +32,16 @@ TABLE_10 = {
 
 @pytest.mark.parametrize("name", TABLE_10)
 def test_the_layers_of_the_paper_have_its_traits(name):
-    found = mixer_class(name).traits
+    found = find_mixer(name).traits
     values = [getattr(found, column) for column in traits.COLUMNS] + [not found.recurrent]
     assert "".join("NY"[value] for value in values) == TABLE_10[name]
 
 
 @pytest.mark.parametrize("name", list_mixers())
 def test_only_layers_that_can_be_causal_have_a_state(name):
-    causal, both = sides(mixer_class(name))
+    causal, both = seen_sides(name)
     assert causal or both
-    assert mixer_class(name).traits.state is None or causal
+    assert find_mixer(name).traits.state is None or causal
 
 
 class Kernel(nn.Module):
@@ -53,17 +55,9 @@ class Kernel(nn.Module):
         return self.taps[:, :length]
 
 
-def made(taps):
-    @dataclass(frozen=True, kw_only=True)
-    class Made(Config):
-        def build(self, d_model, *, max_length=None, device=None, dtype=None):
-            return Kernel(taps)
-
-    return Made
-
-
 def measured(monkeypatch, taps):
-    monkeypatch.setattr(traits, "mixer_class", lambda name: made(taps))
+    made = SimpleNamespace(options={}, build=lambda width, max_length: Kernel(taps))
+    monkeypatch.setattr(traits, "choose_mixer", lambda name: made)
     return measure_traits("any", length=taps.shape[1], width=taps.shape[0])
 
 
@@ -127,3 +121,21 @@ def test_a_state_is_counted():
 def test_too_short_is_refused():
     with pytest.raises(ValueError, match="length must be at least 16, got 3"):
         measure_traits("las", length=3)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit_the_terminal(monkeypatch, width):
+    """No name, heading or number is cut or broken over lines."""
+    found = Measured(far=1.6e-05, rate=-2.0e-04, roughness=1.44, state=16_384)
+    monkeypatch.setattr(traits, "measure_traits", lambda *_, **__: found)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(*traits_tables(1024, 64), sep="\n")
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    for name in list_mixers():
+        assert shown.count(f"│ {name} ") == 3
+    headings = {part.strip() for part in shown.split("┃")}
+    assert headings >= {*traits.COLUMNS.values(), "non-rec.", "far/near", "rate", "rough", "sides", "state", "after 16"}
+    assert "-2.0e-04 │" in shown
+    assert "16,384 │" in shown

@@ -5,13 +5,14 @@ import hashlib
 import numpy as np
 import pytest
 
+from longlens.errors import BadInput
 from longlens.tasks.base import create_task
 
 NAMES = ["atomic-cumsum", "atomic-cummax", "atomic-select"]
 
 
 def samples(name, indices=(0, 1, 2), split="train", epoch=0, **options):
-    return create_task(name, **{"length": 37} | options).split(split, epoch).take(np.array(indices))
+    return create_task(name, **{"max_length": 37} | options).split(split, epoch).take(np.array(indices))
 
 
 def test_running_sums():
@@ -47,7 +48,7 @@ def test_marks_are_anywhere():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_normal_and_scaled_and_positions_on_a_circle(name):
-    inputs = samples(name, range(500), length=64)[0]
+    inputs = samples(name, range(500), max_length=64)[0]
     values = inputs[:, :64, 0]
     np.testing.assert_allclose(np.abs(inputs[:, :, 0]).max(axis=1), 1)
     assert values.mean() == pytest.approx(0, abs=0.01)
@@ -88,14 +89,23 @@ def test_the_bytes_are_fixed():
 
 
 def test_impossible_options():
-    with pytest.raises(ValueError, match="length is 0"):
-        create_task("atomic-cumsum", length=0)
-    with pytest.raises(ValueError, match="sizes are"):
+    for length in (0, 2**24 + 1, 2**63):
+        with pytest.raises(BadInput, match="max_length must be a whole number from 1 to 16,777,216, got"):
+            create_task("atomic-cumsum", max_length=length)
+    with pytest.raises(BadInput, match="sizes must be 3 values, each a whole number of at least 1, got"):
         create_task("atomic-cumsum", sizes=(1, 2, 0))
-    with pytest.raises(ValueError, match="marked is 0"):
+    with pytest.raises(BadInput, match="marked must be a whole number"):
         create_task("atomic-select", marked=0)
     with pytest.raises(ValueError, match="nothing to import"):
         create_task("atomic-select").prepare("somewhere")
+
+
+def test_the_old_name_of_the_length():
+    assert create_task("atomic-select", length=40) == create_task("atomic-select", max_length=40)
+    with pytest.raises(
+        BadInput, match="task 'atomic-select' needs 'max_length' once, got it and its old name 'length'"
+    ):
+        create_task("atomic-select", length=40, max_length=40)
 
 
 def test_no_samples():

@@ -1,14 +1,14 @@
 """``longlens data`` as a user meets it."""
 
-import json
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from longlens.cli import main
-from longlens.tasks.base import create_task, list_tasks, register, task_class, task_options
-from longlens.tasks.mnist import PermutedMnist
+from longlens.tasks.base import list_tasks
 
 SMALL = ["--sizes", "20", "4", "4", "--min-length", "5", "--max-length", "30"]
 
@@ -69,7 +69,7 @@ def test_show_draws_trees(capsys):
     assert out.count("sample") == 3
     assert "\n  " in out
     code, _, err = run(capsys, "show", "listops", *SMALL, "--first", "20")
-    assert (code, "has samples 0 to 19" in err) == (2, True)
+    assert (code, "first must be at most 19" in err) == (2, True)
     code, _, err = run(capsys, "show", "listops", *SMALL, "--out", "x.png")
     assert (code, "are not pictures" in err) == (2, True)
 
@@ -87,7 +87,7 @@ def test_show_writes_pictures(capsys, tmp_path):
 
 def test_show_every_task_that_needs_no_data(capsys):
     for name in ("atomic-select", "atomic-cummax", "atomic-cumsum"):
-        code, out, _ = run(capsys, "show", name, "--length", "8")
+        code, out, _ = run(capsys, "show", name, "--max-length", "8")
         assert code == 0
         assert "target" in out
 
@@ -97,12 +97,15 @@ def test_show_every_task_that_needs_no_data(capsys):
     [
         (["prepare", "lisops"], "did you mean 'listops'?"),
         (["prepair"], "did you mean 'prepare'?"),
-        (["prepare", "listops", "--max-args", "1"], "max_args is 1"),
-        (["prepare", "listops", "--workers", "0"], "workers is 0"),
+        (["prepare", "listops", "--max-args", "1"], "max_args must be a whole number of at least 2, got 1"),
+        (["prepare", "listops", "--workers", "0"], "workers must be a whole number of at least 1"),
         (["prepare", "listops", "--from", "there"], "leave out --from"),
         (["prepare", "smnist", "--from", "/nowhere"], "there is no folder or archive /nowhere"),
         (["prepare", "files", "--path", "/nowhere"], "there is no file or folder /nowhere"),
-        (["show", "pathfinder", "--sizes", "3", "2", "2"], "they must be even"),
+        (["prepare", "listops", "--max-args", str(10**30)], "max_args must be"),
+        (["prepare", "pathfinder", "--size", "100000"], "size must be a whole number from 4 to 512, got 100000"),
+        (["prepare", "text", "--from", "~nosuchuser"], "there is no such user"),
+        (["show", "pathfinder", "--sizes", "3", "2", "2"], "each an even number"),
     ],
 )
 def test_bad_arguments_are_one_line(capsys, arguments, message):
@@ -127,73 +130,6 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
 
 
-def test_unknown_tasks_and_options():
-    with pytest.raises(ValueError, match="there is no task 'pathfindr'; did you mean 'pathfinder'"):
-        create_task("pathfindr")
-    with pytest.raises(ValueError, match="there is no task 'zzz'; it can be listops, text"):
-        create_task("zzz")
-    with pytest.raises(ValueError, match="level is 'words'; it can be chars, bytes"):
-        create_task("text", level="words")
-    with pytest.raises(ValueError, match="needs the option 'path'"):
-        create_task("files")
-
-
-def test_all_tasks_of_the_design_are_there():
-    names = (
-        "listops text retrieval image pathfinder path-x smnist pmnist atomic-select atomic-cummax atomic-cumsum "
-        "text8 enwik8 wikitext-103 wikitext-2 files"
-    )
-    assert list_tasks() == names.split()
-    for name in list_tasks():
-        chosen = task_class(name)
-        assert chosen.name == name
-        assert chosen.summary
-        assert chosen.metric
-        assert chosen.head
-        assert chosen.origin
-
-
-def test_a_name_is_given_once():
-    """Also where the file of the task has not been imported yet."""
-    code = """
-from longlens.tasks.base import Task, register
-for name in ("listops", "smnist"):
-    try:
-        register(name)(type("Mine", (Task,), {}))
-    except ValueError as error:
-        assert f"there is a task {name!r} already" in str(error)
-    else:
-        raise AssertionError("taken twice")
-register("mine")(type("Mine", (Task,), {}))
-from longlens.tasks.mnist import SequentialMnist
-assert SequentialMnist.name == "smnist"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(ValueError, match="there is a task 'smnist' already"):
-        register("smnist")(PermutedMnist)
-    assert PermutedMnist.name == "pmnist"
-
-
-def test_options_are_what_their_fields_want():
-    task = create_task("listops", max_length=1500.0, seed="3", sizes=[10, 2, 2])
-    assert task == create_task("listops", max_length=1500, seed=3, sizes=(10, 2, 2))
-    assert create_task("listops", **json.loads(json.dumps(task_options(task)))) == task
-    with pytest.raises(
-        ValueError, match="min_length is 'many', which is not possible: input should be a valid integer"
-    ):
-        create_task("listops", min_length="many")
-    with pytest.raises(ValueError, match="sizes is 5, which is not possible"):
-        create_task("atomic-cumsum", sizes=5)
-
-
-def test_titles_and_folder_names_say_what_was_changed():
-    assert create_task("listops").title == create_task("listops").slug == "listops"
-    task = create_task("listops", sizes=(10, 2, 2), release=True)
-    assert task.title == "listops (sizes=(10, 2, 2), release)"
-    assert task.slug == "listops-release"
-    assert create_task("text8", stand_in=True).title == "text8 (stand-in)"
-
-
 def test_a_damaged_set_does_not_hide_the_others(capsys, home):
     run(capsys, "prepare", "listops", *SMALL)
     run(capsys, "prepare", "listops", *SMALL, "--seed", "1")
@@ -211,3 +147,53 @@ def test_verify_knows_sets_by_their_tasks(capsys, real_data):
     run(capsys, "prepare", "text8", "--stand-in", "--from", str(source))
     assert run(capsys, "verify", "text8")[0] == 0
     assert run(capsys, "verify", "text")[0] == 2  # not text8
+
+
+def test_a_source_that_is_not_there_where_the_set_is(capsys):
+    run(capsys, "prepare", "listops", *SMALL)
+    code, _, err = run(capsys, "prepare", "listops", *SMALL, "--from", "/nonexistent")
+    assert (code, "leave out --from" in err) == (2, True)
+
+
+def test_a_home_of_nobody(capsys, monkeypatch):
+    monkeypatch.setenv("LONGLENS_HOME", "~nosuchuser")
+    for arguments in (["list"], ["verify"], ["prepare", "listops", *SMALL], ["show", "listops", *SMALL]):
+        code, _, err = run(capsys, *arguments)
+        assert (code, err.count("\n"), "there is no such user" in err) == (2, 1, True)
+
+
+@pytest.mark.parametrize("damage", ["labels", "empty", "header", "meta"])
+def test_a_damaged_set_is_not_used(capsys, home, damage):
+    """Shown, prepared (without --force) or listed: one line, and what to do."""
+    run(capsys, "prepare", "listops", *SMALL)
+    (folder,) = (path for path in (home / "sets").iterdir() if path.is_dir())
+    if damage == "labels":  # of the same shape
+        labels = np.load(folder / "train.labels.npy")
+        np.save(folder / "train.labels.npy", (labels + 1) % 10)
+    elif damage == "meta":
+        (folder / "meta.json").write_text("[" * 100_000)
+    else:
+        file = folder / "train.values.npy"
+        file.write_bytes(b"" if damage == "empty" else b"\x93NUMPY" + b"(" * 200)
+    for arguments in (["show", "listops", *SMALL], ["prepare", "listops", *SMALL]):
+        code, _, err = run(capsys, *arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "is damaged" in err
+        assert "--force" in err
+    assert run(capsys, "list")[0] == 0
+    assert run(capsys, "verify")[0] == 1
+    assert run(capsys, "prepare", "listops", *SMALL, "--force")[0] == 0
+    assert run(capsys, "show", "listops", *SMALL)[0] == 0
+
+
+def test_a_task_that_lacks_something_is_told_in_one_line(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from longlens.tasks.base import Task, register\n\n@register('parity')\nclass Parity(Task):\n    pass\n"
+    )
+    environment = os.environ | {"LONGLENS_IMPORT": str(tmp_path / "mine.py")}
+    done = subprocess.run(
+        [sys.executable, "-m", "longlens", "data", "list"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "task 'parity' must say its summary" in done.stderr
+    assert done.stderr.count("\n") == 1

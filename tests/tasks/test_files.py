@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from longlens.tasks.base import SPLITS, create_task
+from longlens.data.datasets import SPLITS
+from longlens.errors import BadInput
+from longlens.tasks.base import create_task
 
 
 @pytest.fixture
@@ -432,29 +434,41 @@ def test_a_sample_can_be_read(make, inputs, labels, shown):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", r"train.csv, line 1: the columns are \(none\); one must be 'label'"),
-        ("input;label\na;0\n", "the columns are input;label; one must be 'label'"),
-        ("label,input,label\n0,a,0\n", "the columns are label, input, label; one must be 'label'"),
+        ("", r"train.csv, line 1: one column must be 'label', and one may be 'input', got \(none\)"),
+        ("input;label\na;0\n", "one column must be 'label', and one may be 'input', got input;label"),
+        ("label,input,label\n0,a,0\n", "the columns must have different names, got 'label' twice"),
+        ("label,a,a,c\n0,1,2,3\n", "line 1: the columns must have different names, got 'a' twice"),
+        ("input,label,id,id\na,0,1,2\n", "line 1: the columns must have different names, got 'id' twice"),
         ("input,label\n", "train.csv has no sequences"),
         ("label\n0\n1\n", "line 1: without 'input', all columns but 'label' are the sequence"),
         (",x,label\n0,5,1\n1,6,0\n", "each needs a name"),
-        ("input,label\na,0\nb,1,2\n", "line 3 has 3 cells; the header has 2"),
+        ("input,label\na,0\nb,1,2\n", "line 3 must have 2 cells like the header, got 3"),
         ("input,label\na,0\n,1\n", "line 3: the sequence is empty"),
         ("a,b,label\n1,2,0\n,,1\n", "line 3: the sequence is empty"),
-        ("a,b,label\n1,2,0\n,3,1\n", "line 3: a value of the sequence is ''; it must be a number"),
-        ("a,b,label\n1,2,0\n1,x,1\n", "line 3: a value of the sequence is 'x'; it must be a number"),
-        ("a,b,label\n1,2,0\n1,nan,1\n", "line 3: the input has the number nan; all must be finite"),
-        ("a,b,label\n1,2,0\n1,1e39,1\n", r"line 3: the input has the number 1e\+39; all must be finite"),
-        (f"a,b,label\n1,2,0\n1,{2**70},1\n", "line 3: the input is .*a list of numbers of 64 bits"),
-        ("input,label\n1 2,0\n3 4,1\n5 n/a,1\n", "line 4: a value of the sequence is 'n/a'; it must be a number"),
+        (
+            "a,b,label\n1,2,0\n,3,1\n",
+            "line 3: a value must be a number, and only cells at the end may be empty, got \"''\"",
+        ),
+        ("a,b,label\n1,2,0\n1,x,1\n", "line 3: a value must be a number, .* got 'x'"),
+        ("a,b,label\n1,2,0\n1,nan,1\n", "line 3: all numbers must be finite and fit into float32 or int64, got nan"),
+        ("a,b,label\n1,2,0\n1,1e39,1\n", r"line 3: all numbers must be finite .* got 1e\+39"),
+        (f"a,b,label\n1,2,0\n1,{2**70},1\n", "line 3: the input must be .*a list of numbers of 64 bits"),
+        (f"a,b,label\n1,2,0\n-1,{2**63},1\n", "line 3: whole numbers must fit into int64, got 9223372036854775808"),
+        (
+            f"a,b,label\n1,2,0\n{2**63},3,1\n",
+            "line 3: whole numbers must fit into int64, got 9223372036854775808",
+        ),
+        (f"input,label\n1 2,0\n-1 {2**63},1\n", "line 3: whole numbers must fit into int64, got 9223372036854775808"),
+        (f"input,label\na,0\nb,{'9' * 5000}\n", "line 3: the label must be a finite number or a text, .* got inf"),
+        ("input,label\n1 2,0\n3 4,1\n5 n/a,1\n", "line 4: a value must be a number, .* got 'n/a'"),
         (
             'input,label\n"[1, 2]",0\n"[3]",1\n',
             r"line 2: the input '\[1, 2\]' has commas or brackets; write numbers as",
         ),
         ('input,label\n"0,5 1,5",0\n"3,5",1\n', "line 2: the input '0,5 1,5' has commas or brackets"),
         ('input,label\na,0\n"b,1\n', "line 3: unexpected end of data; check the commas and quotes"),
-        ("input,label\na,0\nb, \n", "line 3: the label is ''; it must be a finite number or a text"),
-        ("input,label\na,0\nb,nan\n", "line 3: the label is nan; it must be a finite number or a text"),
+        ("input,label\na,0\nb, \n", "line 3: the label must be a finite number or a text, and not empty, got ''"),
+        ("input,label\na,0\nb,nan\n", "line 3: the label must be a finite number or a text, .* got nan"),
         ("input,label\na,0.5\nb,N/A\n", "numbers such as 0.5 and texts such as 'N/A'; correct them, or use labels="),
         ("input,label\na,0\nb,0\n", "all labels in .* are 0; there must be two different ones"),
         ("input,label\nä,0\n".encode("latin-1"), "train.csv is not a text in UTF-8"),
@@ -468,25 +482,31 @@ def test_a_mistake_in_a_csv_file_is_told_with_its_line(make, content, sentence):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", r'line 2 is not JSON: .*; it must be \{"input": …, "label": …\}'),
-        ("[1, 2]", r'line 2 is \[1, 2\]; it must be \{"input": …'),
-        ('{"input": "a"}', r'line 2 is \{.input.: .a.\}; it must be \{"input": …'),
-        ('{"input": [1], "label": null}', "line 2: the label is None; it must be a finite number or a text"),
-        ('{"input": [1], "label": [1]}', r"line 2: the label is \[1\]; it must be"),
-        ('{"input": [1], "label": ""}', "line 2: the label is ''; it must be"),
-        ('{"input": [1], "label": NaN}', "line 2: the label is nan; it must be"),
-        ('{"input": [1], "label": 1e400}', "line 2: the label is inf; it must be"),
-        ('{"input": null, "label": 1}', "line 2: the input is None; it must be a text, a list of numbers"),
-        ('{"input": 5, "label": 1}', "line 2: the input is 5; it must be"),
-        ('{"input": [1, null], "label": 1}', r"line 2: the input is \[1, None\]; it must be"),
-        ('{"input": ["a", "b"], "label": 1}', r"line 2: the input is \['a', 'b'\]; it must be"),
+        ("{", r'line 2 must be \{"input": …, "label": …\}, got what is not JSON: '),
+        ("[1, 2]", r'line 2 must be \{"input": …, "label": …\}, got \[1, 2\]'),
+        ('{"input": "a"}', r"line 2 must be .* got \{.input.: .a.\}"),
+        ('{"input": [1], "label": null}', "line 2: the label must be a finite number or a text, .* got None"),
+        ('{"input": [1], "label": [1]}', r"line 2: the label must be .* got \[1\]"),
+        ('{"input": [1], "label": ""}', "line 2: the label must be .* got ''"),
+        ('{"input": [1], "label": NaN}', "line 2: the label must be .* got nan"),
+        ('{"input": [1], "label": 1e400}', "line 2: the label must be .* got inf"),
+        ('{"input": null, "label": 1}', "line 2: the input must be a text, a list of numbers .* got None"),
+        ('{"input": 5, "label": 1}', "line 2: the input must be .* got 5"),
+        ('{"input": [1, null], "label": 1}', r"line 2: the input must be .* got \[1, None\]"),
+        ('{"input": ["a", "b"], "label": 1}', "line 2: the input must be .* got "),
         (
             '{"input": [[1, 2], [3]], "label": 1}',
-            r"line 2: the input is \[\[1, 2\], \[3\]\]; it must be .* of one size",
+            r"line 2: the input must be .* of one size, got \[\[1, 2\], \[3\]\]",
         ),
-        ('{"input": [[], []], "label": 1}', r"line 2: the input is \[\[\], \[\]\]; it must be"),
+        ('{"input": [[], []], "label": 1}', r"line 2: the input must be .* got \[\[\], \[\]\]"),
         ('{"input": [], "label": 1}', "line 2: the sequence is empty"),
-        ('{"input": [1, Infinity], "label": 1}', "line 2: the input has the number inf; all must be finite"),
+        ('{"input": [1, Infinity], "label": 1}', "line 2: all numbers must be finite .* got inf"),
+        ('{"input": [-1, 9223372036854775808], "label": 1}', "line 2: whole numbers must fit into int64, got 92233"),
+        ('{"input": [[-1, 9223372036854775808]], "label": 1}', "line 2: whole numbers must fit into int64, got 92233"),
+        ('{"input": [1], "label": ' + "9" * 5000 + "}", "line 2 must be .* got what cannot be read: Exceeds the limit"),
+        ('{"input": [1], "label": "\\ud800"}', "line 2 must be .* got what cannot be read: .*surrogates"),
+        ("[" * 100_000 + "]" * 100_000, "line 2 must be .* got something that is nested too deeply"),
+        ('{"input": ' + "[" * 900 + "]" * 900 + ', "label": 1}', "line 2(: the input)? must be "),
         ('{"input": "text", "label": 1}', "line 2 has texts, but .*train.jsonl, line 1 has numbers; use one kind"),
         ('{"input": [[1, 2]], "label": 1}', "line 2 has numbers in 2 channels, but .*line 1 has numbers; use one kind"),
     ],
@@ -507,20 +527,30 @@ ONES = np.ones((2, 3))
 @pytest.mark.parametrize(
     ("inputs", "labels", "lengths", "sentence"),
     [
-        (np.ones(2), [0, 1], None, r"train.inputs.npy is float64 \(2,\); it must be numbers \(N, L\) or \(N, L, C\)"),
-        (ONES * 1j, [0, 1], None, r"is complex128 \(2, 3\); it must be numbers"),
-        (ONES.astype(str), [0, 1], None, r"is <U32 \(2, 3\); it must be numbers"),
-        (np.array([[{}]], dtype=object), [0], None, "train.inputs.npy is not a plain array: Object arrays"),
+        (np.ones(2), [0, 1], None, r"train.inputs.npy must be numbers \(N, L\) or \(N, L, C\), got float64 \(2,\)"),
+        (ONES * 1j, [0, 1], None, r"must be numbers .* got complex128 \(2, 3\)"),
+        (ONES.astype(str), [0, 1], None, r"must be numbers .* got <U32 \(2, 3\)"),
+        (
+            np.array([[{}]], dtype=object),
+            [0],
+            None,
+            "train.inputs.npy is not a plain array: it is not a .npy file of plain values",
+        ),
         (np.ones((2, 0)), [0, 1], None, "train.inputs.npy, row 0: the sequence is empty"),
         (np.ones((0, 3)), np.ones(0), None, "train.inputs.npy has no sequences"),
-        (np.ones((2, 3, 0)), [0, 1], None, "row 0: the input is .*; it must be a text, a list of numbers"),
-        (ONES * [[1], [np.nan]], [0, 1], None, "row 1: the input has the number nan; .* leave out padding"),
-        (np.full((2, 3), 2**63, np.uint64), [0, 1], None, "row 0: the input has the number 9223372036854775808;"),
-        (ONES, [0, 1, 2], None, r"train.labels.npy beside .* is int64 \(3,\); it must be numbers or texts \(2,\)"),
-        (ONES, [[0], [1]], None, r"is int64 \(2, 1\); it must be numbers or texts \(2,\)"),
-        (ONES, [0, 1j], None, "is complex128 .* it must be numbers or texts"),
-        (ONES, [0, np.nan], None, "row 1: the label is nan; it must be"),
-        (ONES, np.array([0, None]), None, "train.labels.npy is not a plain array: Object arrays"),
+        (np.ones((2, 3, 0)), [0, 1], None, "row 0: the input must be a text, a list of numbers"),
+        (ONES * [[1], [np.nan]], [0, 1], None, "row 1: all numbers must be finite .* got nan; leave out padding"),
+        (np.full((2, 3), 2**63, np.uint64), [0, 1], None, "row 0: all numbers must be .* got 9223372036854775808;"),
+        (ONES, [0, 1, 2], None, r"train.labels.npy beside .* must be numbers or texts \(2,\), got int64 \(3,\)"),
+        (ONES, [[0], [1]], None, r"must be numbers or texts \(2,\), got int64 \(2, 1\)"),
+        (ONES, [0, 1j], None, "must be numbers or texts .* got complex128"),
+        (ONES, [0, np.nan], None, "row 1: the label must be .* got nan"),
+        (
+            ONES,
+            np.array([0, None]),
+            None,
+            "train.labels.npy is not a plain array: it is not a .npy file of plain values",
+        ),
         (ONES, [0, 1], [3, 4], "train.lengths.npy beside .* must be 2 whole numbers from 1 to 3"),
         (ONES, [0, 1], [0, 3], "must be 2 whole numbers from 1 to 3"),
         (ONES, [0, 1], [2.5, 3], "must be 2 whole numbers from 1 to 3"),
@@ -580,16 +610,70 @@ def test_a_mistake_in_a_folder_is_told(make, files, options, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"inputs": "reals"}, "inputs is 'reals'; it can be auto, tokens, real"),
-        ({"labels": "class"}, "labels is 'class'; it can be auto, classes, numbers"),
-        ({"max_length": 0}, "max_length is 0; it must be at least 1"),
-        ({"valid_share": 0.0}, "valid_share is 0.0 and test_share is 0.1; both must be above 0"),
-        ({"valid_share": 0.5, "test_share": 0.5}, "and together below 1"),
+        ({"inputs": "reals"}, "inputs must be one of auto, tokens, real, got reals"),
+        ({"labels": "class"}, "labels must be one of auto, classes, numbers, got class"),
+        ({"max_length": 0}, "max_length must be a whole number from 1 to 16,777,216 or none, got 0"),
+        ({"valid_share": 0.0}, "valid_share must be a number between 0 and 1, got 0.0"),
+        ({"path": "~nosuchuser/x"}, "path must be a path, got ~nosuchuser/x: there is no such user"),
+        (
+            {"valid_share": 0.5, "test_share": 0.5},
+            "valid_share and test_share must be below 1 together, got 0.5 and 0.5",
+        ),
     ],
 )
 def test_a_mistake_in_an_option_is_told_at_once(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        create_task("files", path="anywhere", **options)
+        create_task("files", **{"path": "anywhere"} | options)
+
+
+def npy(header: bytes, content: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+
+
+PLAIN = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s,)}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        PLAIN % ("9" * 31),
+        PLAIN % ("9" * 4000 + "," + "9" * 4000),
+        PLAIN % ("9" * 5000),
+        PLAIN % "2, -1",
+        PLAIN % "2, True",
+        PLAIN % "1, 1" + " " * 60_000,
+        PLAIN.replace("<f8", "V0") % "1000000000000000000",
+        PLAIN.replace("<f8", "O") % "1",
+        "(" * 5000,
+        "{'descr': ",
+        "",
+        "5",
+    ],
+)
+def test_npy_files_that_lie(make, header):
+    files = {"a.inputs.npy": npy(header.encode(), bytes(8)), "a.labels.npy": np.zeros(1)}
+    with pytest.raises(BadInput, match=r"a.inputs.npy is not a plain array: .*; write it with np.save") as caught:
+        make(files).prepare()
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUM", b"\x93NUMPY\x09\x00" + bytes(200), bytes(1000)])
+def test_files_that_are_no_npy_files(make, content):
+    with pytest.raises(BadInput, match=r"a.inputs.npy is not a plain array"):
+        make({"a.inputs.npy": content, "a.labels.npy": np.zeros(1)}).prepare()
+
+
+def test_pipes_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "train.csv")
+    with pytest.raises(BadInput, match=r"train.csv; path must be one with sequences"):
+        create_task("files", path=tmp_path / "train.csv").prepare()
+    with pytest.raises(BadInput, match=r"has no .csv, .jsonl or .inputs.npy file"):
+        create_task("files", path=tmp_path).prepare()
+    np.save(tmp_path / "a.inputs.npy", np.zeros((1, 1)))
+    os.mkfifo(tmp_path / "a.labels.npy")
+    with pytest.raises(BadInput, match=r"a.labels.npy is not a file that can be read"):
+        create_task("files", path=tmp_path).prepare()
 
 
 def test_a_missing_path_is_told(tmp_path):

@@ -1,11 +1,17 @@
 """Pathfinder and Path-X as tasks; the drawings themselves are tested in test_snakes.py."""
 
+import shutil
+import struct
+import tarfile
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from longlens.data.snakes import PATH_X, PATHFINDER_32
+from longlens.errors import BadInput
 from longlens.tasks.base import create_task
-from longlens.tasks.snakes import PATH_X, PATHFINDER_32
 
 SMALL = {"size": 16, "contour": 5, "distractors": 1, "sizes": (20, 6, 6)}
 
@@ -78,6 +84,36 @@ def test_the_images_of_the_release_are_imported(tmp_path):
     assert shades != list(range(12))
 
 
+def bomb(size):
+    """A small PNG that says it has so many pixels on a side."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("kind", ["tar", "gz", "zip"])
+def test_the_release_may_be_packed(tmp_path, home, kind):
+    release(tmp_path / "lra_release")
+    expected = create_task("pathfinder", size=16, sizes=(8, 2, 2), release=True)
+    expected.prepare(tmp_path)
+    path = tmp_path / ("lra_release.gz" if kind == "gz" else f"x.{kind}")
+    if kind == "zip":
+        shutil.make_archive(tmp_path / "x", "zip", tmp_path, "lra_release")
+    else:
+        with tarfile.open(path, "w:gz" if kind == "gz" else "w") as archive:
+            archive.add(tmp_path / "lra_release", "lra_release")
+    task = create_task("pathfinder", size=16, sizes=(8, 2, 2), release=True)
+    before = expected.fingerprint()
+    task.prepare(path, force=True)
+    assert task.fingerprint() == before
+    assert not [file for file in task.folder().iterdir() if file.suffix not in (".npy", ".json")]
+
+
 def test_a_release_that_is_damaged_is_refused(tmp_path, home):
     root = release(tmp_path)
 
@@ -88,22 +124,31 @@ def test_a_release_that_is_damaged_is_refused(tmp_path, home):
         assert not task.is_prepared()
 
     refused("has 12 images, and sizes ask for 14", sizes=(10, 2, 2))
-    refused("there is no folder pathfinder32", size=32)
-    refused("give it with --from", source=None)
+    refused("has 0 images, and no folder pathfinder32/curv_contour_length_14/metadata", size=32)
+    refused("run 'longlens data prepare pathfinder .*--release.* --from DIR'", source=None)
     (root / "imgs" / "0" / "sample_2.png").write_bytes(b"no image")
-    refused(r"sample_2.png cannot be read")
+    refused(r"sample_2.png in .* cannot be read as an image: unknown format")
+    (root / "imgs" / "0" / "sample_2.png").write_bytes(bomb(30_000))
+    refused(r"sample_2.png in .* cannot be read as an image: .* exceeds limit")
+    (root / "imgs" / "0" / "sample_2.png").write_bytes(bomb(12_000))
+    refused("must have 16 × 16 pixels, got 12000 × 12000")
+    (root / "imgs" / "0" / "sample_2.png").unlink()
+    refused("there is no image imgs/0/sample_2.png in")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(root / "imgs" / "0" / "sample_2.png")
-    refused(r"has \(8, 8\) pixels")
+    refused("must have 16 × 16 pixels, got 8 × 8")
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_2.png\n")
     refused("the fourth column must be the label")
+    np.save(root / "metadata" / "0.npy", np.array([["imgs/0", "sample_2.png", "0", "1"]]))
+    refused(r"metadata/0.npy in .* is not text: the arena's metadata are")
     (root / "metadata" / "0.npy").write_text("../../.. secret.png 0 1\n")
     refused("points outside")
 
 
 def test_impossible_options():
-    with pytest.raises(ValueError, match="they must be even"):
+    with pytest.raises(ValueError, match="sizes must be 3 values, each an even number of at least 2"):
         create_task("pathfinder", sizes=(3, 2, 2))
     with pytest.raises(ValueError, match="contour shapes generated samples only"):
         create_task("pathfinder", contour=9, release=True)
-    with pytest.raises(ValueError, match="size"):
-        create_task("pathfinder", size=0)
+    for name, value in (("size", 0), ("size", 100_000), ("size", 10**400), ("contour", 65), ("distractors", 101)):
+        with pytest.raises(BadInput, match=f"{name} must be a whole number from"):
+            create_task("pathfinder", **{name: value})

@@ -2,12 +2,20 @@
 
 import csv
 import gzip
+import io
+import os
 import shutil
+import tarfile
+import tracemalloc
+import urllib.error
+import urllib.request
+import zipfile
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from longlens.errors import BadInput
 from longlens.tasks.base import create_task
 from longlens.tasks.mnist import bit_reversal
 
@@ -241,7 +249,7 @@ def test_idx_files_that_lie(home, mnist_copy, change, message):
 
 def test_idx_labels_out_of_range(home, mnist_copy):
     rewrite(mnist_copy / "train-labels-idx1-ubyte.gz", lambda d: d[:-1] + b"\x0b")
-    refused(home, "smnist", mnist_copy, "labels of .* go up to 11; digits go up to 9")
+    refused(home, "smnist", mnist_copy, "labels of .* must be 0 to 9, got 11")
 
 
 def test_a_missing_or_cut_file_of_mnist(home, mnist_copy):
@@ -257,8 +265,8 @@ def test_files_of_cifar(home, real_data, tmp_path):
     file = folder / "cifar-10-batches-bin" / "data_batch_3.bin"
     data = file.read_bytes()
     for change, message in (
-        (data[:-5], "data_batch_3.bin has 30,729,995 bytes"),
-        (b"\x0a" + data[1:], "has a label 10; the classes of CIFAR-10 go from 0 to 9"),
+        (data[:-5], "data_batch_3.bin must have the 30,730,000 bytes of a file of CIFAR-10, got 30,729,995"),
+        (b"\x0a" + data[1:], "the labels of CIFAR-10 must be 0 to 9, got 10"),
         (data[:1] + bytes([data[1] ^ 255]) + data[2:], "are not CIFAR-10"),
     ):
         file.write_bytes(change)
@@ -277,6 +285,74 @@ def test_an_incomplete_imdb(home, tmp_path):
     refused(home, "text", tmp_path, "is not UTF-8")
 
 
+def test_a_pipe_among_the_reviews(home, tmp_path):
+    (tmp_path / "aclImdb" / "train" / "neg").mkdir(parents=True)
+    os.mkfifo(tmp_path / "aclImdb" / "train" / "neg" / "0_9.txt")
+    refused(home, "text", tmp_path, r"0_9.txt is not a file that can be read")
+
+
+BOMBS = {
+    "image": ("cifar-10-binary.tar.gz", "cifar-10-batches-bin/data_batch_1.bin", {}),
+    "text": ("aclImdb_v1.tar.gz", "aclImdb/train/neg/0_9.txt", {}),
+    "wikitext-2": ("x.tar.gz", "wikitext-2/wiki.train.tokens", {}),
+    "retrieval": ("x.tar.gz", "new_aan_pairs.train.tsv", {"stand_in": True}),
+    "listops": ("lra_release.gz", "basic_train.tsv", {"release": True}),
+    "pathfinder": ("lra_release.gz", "pathfinder32/curv_contour_length_14/metadata/0.npy", {"release": True}),
+    "text8": ("text8.zip", "text8", {}),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_an_archive_that_unpacks_to_much(home, tmp_path, name):
+    """It is refused after a little of it, or after the length that the file should have."""
+    archive, member, options = BOMBS[name]
+    content = bytes({"text8": 300_000_000, "image": 200_000_000}.get(name, 100_000_000))
+    if archive.endswith(".zip"):
+        with zipfile.ZipFile(tmp_path / archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+            packed.writestr(member, content)
+    else:
+        with tarfile.open(tmp_path / archive, "w:gz", compresslevel=1) as packed:
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    size = len(content)
+    del content
+    tracemalloc.start()
+    try:
+        refused(home, name, tmp_path / archive, r"more than the .* bytes that it should have|is too long", **options)
+        assert tracemalloc.get_traced_memory()[1] < size * 3 // 4
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_without_a_network_the_command_is_named_first(home, monkeypatch, name):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    options = SOURCES[name][1]
+    flags = " --stand-in" if options else ""
+    with pytest.raises(
+        BadInput, match=rf"run 'longlens data prepare {name}{flags} --from DIR'.*(http|lra_release|has it)"
+    ):
+        create_task(name, **options).split("train")
+    assert not [path for path in (home / "sets").iterdir() if path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("smnist", {}), ("listops", {"sizes": (9, 1, 1)}), ("atomic-select", {})]
+)
+def test_a_source_that_is_not_there_is_refused_also_where_the_set_is(home, tmp_path, monkeypatch, name, options):
+    task = create_task(name, **options)
+    monkeypatch.setattr(type(task), "is_prepared", lambda self: True)
+    for force in (False, True):
+        with pytest.raises(BadInput, match=r"there is no folder or archive|leave out --from|nothing to import"):
+            task.prepare("/nonexistent", force=force)
+    with pytest.raises(BadInput, match=r"--from must be a path, got ~nosuchuser|nothing to import"):
+        task.prepare("~nosuchuser/there")
+
+
 def pairs(folder, *rows):
     folder.mkdir(exist_ok=True)
     for split in ("train", "eval", "test"):
@@ -290,8 +366,8 @@ GOOD = ('"1.0"', '"a"', '"b"', '"first ""quoted"" text"', '"second"')
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([GOOD, GOOD[:4]], "pair 2 has 4 columns; it must have 5: label, id1, id2, text1, text2"),
-        ([GOOD, ('"2.0"', *GOOD[1:])], "pair 2 has the label '2.0'; it must be 0 or 1"),
+        ([GOOD, GOOD[:4]], r"pair 2 must have 5 columns \(label, id1, id2, text1, text2\), got 4"),
+        ([GOOD, ('"2.0"', *GOOD[1:])], "pair 2: the label must be 0 or 1, got '2.0'"),
         ([], "is empty"),
         ([GOOD], "has 1 pairs; the arena's has 147,086.*--stand-in"),
     ],
@@ -311,7 +387,9 @@ def test_pairs_as_a_stand_in_and_what_is_missing(tmp_path, home):
     (folder / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(ValueError, match=r"there is no file new_aan_pairs.eval.tsv .*lra_release.gz"):
         create_task("retrieval", stand_in=True, min_count=2).prepare(folder)
-    with pytest.raises(ValueError, match=r"no download of its own: .*lra_release.gz"):
+    with pytest.raises(
+        ValueError, match=r"no download of its own: run 'longlens data prepare retrieval --from DIR', .*lra_release.gz"
+    ):
         create_task("retrieval").prepare()
 
 
@@ -319,9 +397,9 @@ def test_pairs_as_a_stand_in_and_what_is_missing(tmp_path, home):
 def test_a_prefix_needs_its_flag(home, tmp_path, name):
     (tmp_path / name).write_text("the quick brown fox " * 10)
     refused(home, name, tmp_path, "has 200 bytes; the official one has 100,000,000.*--stand-in")
-    task = create_task(name, stand_in=True, context=16)
+    task = create_task(name, stand_in=True, max_length=16)
     task.prepare(tmp_path)
-    assert task.title == f"{name} (context=16, stand-in)"
+    assert task.title == f"{name} (max_length=16, stand-in)"
     assert task.slug == f"{name}-stand-in"
     assert "stand-in" in task.folder().name
     assert task.prepared.details["stand_in"] == "stand-in of 200 bytes"  # it is not how the official one begins
@@ -336,7 +414,7 @@ def test_a_prefix_needs_its_flag(home, tmp_path, name):
     task.prepare(tmp_path, force=True)
     assert task.fingerprint() == before
     assert task.render(task.split("train").take(np.array([0])), 0) == "the quick brown \n→ 'f'"
-    with pytest.raises(ValueError, match="is your own: give its folder with --from"):
+    with pytest.raises(ValueError, match=f"is your own: run 'longlens data prepare {name} --stand-in --from DIR'"):
         create_task(name, stand_in=True).prepare(force=True)
 
 
@@ -348,8 +426,10 @@ def test_text8_has_letters_only(home, tmp_path):
 def test_wikitext_of_another_size(home, tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_text(" = Title = \n a <unk> b \n")
-    refused(home, "wikitext-2", tmp_path, "wiki.train.tokens .* has 8 tokens; wikitext-2 has 2,088,628")
-    refused(home, "wikitext-103", tmp_path / "wiki.train.tokens", "has 8 tokens; wikitext-103 has 103,227,021")
+    refused(home, "wikitext-2", tmp_path, "wiki.train.tokens .* must have the 2,088,628 tokens of wikitext-2, got 8")
+    refused(
+        home, "wikitext-103", tmp_path / "wiki.train.tokens", "must have the 103,227,021 tokens of wikitext-103, got 8"
+    )
 
 
 def test_what_is_missing_is_named_with_its_address(home, tmp_path):
@@ -361,12 +441,17 @@ def test_what_is_missing_is_named_with_its_address(home, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("smnist", {"valid_size": 60_000}, "valid_size is 60000"),
-        ("image", {"valid_size": 0}, "valid_size is 0"),
-        ("text", {"max_length": 1}, "max_length is 1"),
-        ("text", {"valid_size": -1}, "valid_size is -1"),
-        ("retrieval", {"max_length": 0}, "max_length is 0"),
-        ("text8", {"context": 0}, "context is 0"),
+        ("smnist", {"valid_size": 60_000}, "valid_size must be below 60,000, got 60,000"),
+        ("image", {"valid_size": 0}, "valid_size must be a whole number of at least 1, got 0"),
+        ("text", {"max_length": 1}, "max_length must be a whole number from 2 to 16,777,216, got 1"),
+        (
+            "text",
+            {"max_length": 2**63},
+            "max_length must be a whole number from 2 to 16,777,216, got 9223372036854775808",
+        ),
+        ("text", {"valid_size": -1}, "valid_size must be a whole number of at least 1, got -1"),
+        ("retrieval", {"max_length": 0}, "max_length must be a whole number from 2 to 16,777,216, got 0"),
+        ("text8", {"context": 0}, "max_length must be a whole number from 1 to 16,777,216, got 0"),
     ],
 )
 def test_impossible_options(name, options, message):

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from longlens.data.datasets import Windows
+from longlens.data.stream import Stream
+from longlens.errors import BadInput, Interrupted
 from longlens.models.model import create_model
-from longlens.tasks.base import create_task
-from longlens.tasks.stream import Stream
+from longlens.tasks.base import Spec, create_task
+from longlens.training import evaluate as evaluation
+from longlens.training import loop, open_run
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
-from longlens.training.evaluate import evaluate
+from longlens.training.evaluate import change_by_later_tokens, evaluate, evaluate_run, load_model, predict
+from longlens.training.signals import StopSignals
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -54,6 +59,164 @@ def test_some_samples_are_the_same_ones_each_time(listops):
     assert evaluate(model, listops, "valid", options, ALONE, samples=100) == everything
 
 
+@pytest.mark.parametrize(("batch_size", "accumulate", "largest"), [(8, 1, 8), (8, 4, 2), (8, 3, 3), (8, 8, 1)])
+def test_batches_are_as_large_as_the_micro_batches_of_training(listops, monkeypatch, batch_size, accumulate, largest):
+    """Logits of a whole batch of a large vocabulary are larger than all that training ever needs."""
+    sizes = []
+
+    def remembering(model, batch, *rest):
+        sizes.append(len(batch))
+        return forward(model, batch, *rest)
+
+    forward = evaluation.forward
+    monkeypatch.setattr(evaluation, "forward", remembering)
+    model = create_model(listops, "las", depth=1, width=16, heads=2)
+    options = TrainingConfig(steps=1, batch_size=batch_size, accumulate=accumulate)
+    found = evaluate(model, listops, "valid", options, ALONE)
+    assert (max(sizes), sum(sizes)) == (largest, 31)
+    assert found == pytest.approx(one_by_one(model.eval(), listops, range(31)), rel=1e-5)
+
+
+LANGUAGE = Spec("tokens", 7, 12, "language", 7, "bits_per_byte")
+
+
+class TinyLanguage:
+    """Enough of a task for an evaluation."""
+
+    spec = LANGUAGE
+
+    def split(self, name):
+        return Windows(Stream("tiny", name).raw(100).astype(np.int64) % 7, 12)
+
+
+def test_a_language_has_one_cross_entropy_and_its_loss_is_the_metric(monkeypatch):
+    model, task, calls = create_model(LANGUAGE, "las", depth=1, width=16, heads=2), TinyLanguage(), []
+    real = torch.nn.functional.cross_entropy
+    monkeypatch.setattr(
+        torch.nn.functional, "cross_entropy", lambda *args, **options: calls.append(1) or real(*args, **options)
+    )
+    metric, loss = evaluate(model, task, "valid", TrainingConfig(steps=1, batch_size=4), ALONE)  # pyright: ignore
+    assert len(calls) == 3  # batches: 9 windows
+    assert metric == pytest.approx(loss / np.log(2), rel=1e-12)
+    with torch.no_grad():
+        windows = task.split("valid").take(np.arange(9))
+        logits = model.eval()(torch.from_numpy(windows.inputs))
+    wanted = real(logits.flatten(0, 1), torch.from_numpy(windows.targets).flatten(), ignore_index=-100)
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_nobody_waits_for_the_device_before_the_end(listops, monkeypatch):
+    """A GPU would have to be waited for at each number that is looked at."""
+    looked = []
+    for name in ("item", "tolist", "cpu"):
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, name=name, real=real: looked.append(name) or real(x))
+    model = create_model(listops, "las", depth=1, width=16, heads=2)
+    looked.clear()
+    evaluate(model, listops, "valid", TrainingConfig(steps=1, batch_size=2), ALONE)
+    assert len(looked) <= 2, looked
+
+
+def test_later_tokens_change_what_a_layer_says_that_looks_ahead():
+    model, task = create_model(LANGUAGE, "las", depth=1, width=16, heads=2), TinyLanguage()
+    assert change_by_later_tokens(model, task) == 0  # pyright: ignore
+    model.blocks[0].mixer.forward = lambda x, mask=None: x.mean(1, keepdim=True).expand_as(x)
+    assert change_by_later_tokens(model, task) > 1e-3  # pyright: ignore
+    assert model.training, "it is left as it was"
+
+
+def test_a_run_is_evaluated_in_python(tiny, compare):
+    folder = tiny.train("run", {"lr": 3.0, "steps": 18}, keep=1)
+    result = compare.result(folder)
+    assert result["best_step"] < 18
+    found = evaluate_run(folder)
+    assert (found.split, found.samples, found.step, found.metric) == ("test", 16, result["best_step"], "r2")
+    assert found.value == result["test"]
+    assert found.config == tiny.config({"lr": 3.0, "steps": 18})
+    assert (found.bigram, found.change_by_later_tokens) == (None, None)
+    assert evaluate_run(folder, "test", "last").value == result["test_last"]
+    assert evaluate_run(folder, "valid", "18").value == result["valid_last"]
+    for split, checkpoint, said in (
+        ("tets", "best", "split must be one of train, valid, test, got tets"),
+        ("test", "7", f"checkpoint must be one of best, last, {result['best_step']}, 18, got 7"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            evaluate_run(folder, split, checkpoint)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_best_of_a_run_whose_evaluation_was_made_after_a_stop_is_that_evaluation(tiny, monkeypatch):
+    """The checkpoint of the step was written before it."""
+    monkeypatch.setattr(evaluation, "LOOK_EVERY", 1)
+    real, asked = StopSignals.__enter__, []
+
+    def enter(self):
+        asked.append(self)
+        return real(self)
+
+    monkeypatch.setattr(StopSignals, "__enter__", enter)
+
+    def stop_then_evaluate(*args, **options):
+        asked[-1].asked = True
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr(open_run, "evaluate", stop_then_evaluate)
+    with pytest.raises(Interrupted, match="stopped during an evaluation, and saved"):
+        tiny.train("run", {"steps": 8}, checkpoint_every=100)
+    folder = tiny.folder / "run"
+    with pytest.raises(BadInput, match="was not evaluated yet: choose the checkpoint last"):
+        evaluate_run(folder)
+    monkeypatch.setattr(open_run, "evaluate", evaluate)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_):
+        raise Killed
+
+    monkeypatch.setattr(loop, "finish", kill)
+    with pytest.raises(Killed):
+        tiny.train("run", {"steps": 8}, checkpoint_every=100)
+    assert evaluate_run(folder).step == 8
+
+
+def test_predictions_are_those_of_the_model(tiny):
+    folder = tiny.train("run")
+    model = load_model(folder)
+    assert not model.training
+    sequences = [np.random.default_rng(0).normal(size=(16, 3)) for _ in range(5)]
+    found = predict(model, sequences, batch_size=2)
+    assert found.shape == (5, 16)
+    with torch.no_grad():
+        wanted = model(torch.tensor(np.stack(sequences), dtype=torch.float32))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(BadInput, match="probabilities must be False"):
+        predict(model, sequences, probabilities=True)
+    for wrong in ("abc", [[1, 2], [3, 4]], [], np.full((16, 3), np.nan)):
+        with pytest.raises(BadInput, match=r"inputs\[0\] must be"):
+            predict(model, [wrong])
+
+
+def test_predictions_of_classes_pairs_and_languages():
+    tokens = [[1, 2, 3], [4, 5, 6, 1, 2], [3]]
+    for head, rows in (("classify", tokens), ("language", tokens), ("match", [(tokens[0], tokens[1])] * 3)):
+        metric = "accuracy" if head != "language" else "bits_per_byte"
+        model = create_model(Spec("tokens", 7, 12, head, 7, metric), "las", depth=1, width=16, heads=2).eval()
+        chances = predict(model, rows, probabilities=True, batch_size=2)
+        assert chances.shape == (3, 7)
+        np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
+        classes = predict(model, rows)
+        assert classes.tolist() == chances.argmax(1).tolist()
+        for row, found in zip(rows, chances, strict=True):  # padding changes nothing
+            np.testing.assert_allclose(predict(model, [row], probabilities=True)[0], found, rtol=1e-4, atol=1e-6)
+    assert predict(model, []).shape == (0,)
+    with pytest.raises(BadInput, match=r"inputs\[0\] must be a pair of sequences, got 3"):
+        predict(model, [tokens])
+    classify = create_model(Spec("tokens", 7, 12, "classify", 7, "accuracy"), "las", depth=1, width=16, heads=2)
+    for wrong in ([7], [-1], [1.5], [], [[1]]):
+        with pytest.raises(BadInput, match=r"inputs\[0\] must"):
+            predict(classify, [wrong])
+
+
 def test_the_command_gives_the_numbers_of_the_result(runs, compare):
     """A run whose best model is not its last."""
     folder = runs.undisturbed("--lr", "3", "--steps", "18", "--keep", "1")
@@ -74,8 +237,8 @@ def test_the_command_gives_the_numbers_of_the_result(runs, compare):
         assert "(16 samples)" in run.printed
     steps = f"{result['best_step']}, 18"
     for name, said in (
-        ("worst", f"checkpoint is 'worst'; it can be best, last, {steps}"),
-        ("7", f"checkpoint is '7'; it can be best, last, {steps}"),
+        ("worst", f"checkpoint must be one of best, last, {steps}, got worst"),
+        ("7", f"checkpoint must be one of best, last, {steps}, got 7"),
     ):
         run = runs.command(folder, "evaluate", folder, "--checkpoint", name).wait()
         assert run.code == 2

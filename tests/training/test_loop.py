@@ -3,21 +3,27 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from longlens.training import loop
-from longlens.training.config import resolve
+from longlens.errors import Interrupted
+from longlens.tasks.base import Task
+from longlens.training import hardware, loop, open_run
+from longlens.training.config import load_recipe
+from longlens.training.run import fingerprint
 from longlens.training.runtime import Runtime
+from longlens.training.state import Clock, TrainState
 
-EVERYTHING = [
-    "--dropout", "0.2", "--norm", "batch", "--schedule", "plateau", "--patience", "0", "--accumulate", "2",
-    "--clip", "0.5", "--weight-decay", "0.1", "--positions", "learned", "--ffn", "glu", "--depth", "2",
-    "--precision", "bfloat16",
-]  # fmt: skip
+EVERYTHING = (
+    "--dropout 0.2 --norm batch --schedule plateau --patience 0 --accumulate 2 --clip 0.5 --weight-decay 0.1 "
+    "--positions learned --ffn glu --depth 2 --precision bfloat16"
+).split()
 
 
 @pytest.mark.parametrize("flags", [[], EVERYTHING], ids=["plain", "everything"])
@@ -40,10 +46,11 @@ def test_every_step_draws_its_own_random_numbers_and_every_epoch_its_samples(tmp
 
     train_step = loop.train_step
     monkeypatch.setattr(loop, "train_step", remembering)
-    changes = {"task.length": 8, "task.sizes": (9, 9, 9), "steps": 5}
+    changes = {"task.max_length": 8, "task.sizes": (9, 9, 9), "steps": 5}
     for seed in (0, 1):
-        config = resolve("smoke", "atomic-cumsum", "las", {**changes, "seed": seed})
-        loop.train(config, Runtime(folder=tmp_path / str(seed)))
+        recipe = load_recipe("smoke", "atomic-cumsum", ["las"])
+        config = recipe.resolve("atomic-cumsum", "las", {**changes, "training.seed": seed})
+        loop.train_run(config, Runtime(folder=tmp_path / str(seed)))
     assert len(set(seeds)) == 10
     assert len(set(inputs)) == 5, "a batch an epoch, the same ones for another seed of the weights"
 
@@ -68,7 +75,7 @@ def test_epochs_are_passes_over_the_training_set(runs, compare):
 
 def test_the_folder_is_named_by_the_config_and_nothing_else(runs):
     runtime = ["--checkpoint-every", "7", "--keep", "9", "--log-every", "1"]
-    arguments = ["train", "atomic-cumsum", "--recipe", "smoke", "--task.length", "8", "--task.sizes", "9", "9", "9"]
+    arguments = ["train", "atomic-cumsum", "--recipe", "smoke", "--task.max-length", "8", "--task.sizes", "9", "9", "9"]
     arguments += ["--runs", runs.folder / "runs", "--steps", "1", "--threads", "1"]
     for more in ([], runtime, ["--lr", "1e-5"]):
         run = runs.command(runs.folder / "run", *arguments, *more).wait()
@@ -89,6 +96,7 @@ def test_a_compiled_model_trains_to_the_same_result(runs, compare):
     run = runs.train("run", *flags, "--compile", setup=setup)
     assert run.code == 0, run.said
     assert "compiled" in run.printed
+    assert "longlens: compiling the model: the first steps" in run.said
     compare.close(run.folder, runs.undisturbed(*flags))
 
 
@@ -131,20 +139,14 @@ def test_a_real_command_line_trains_evaluates_and_lists(runs):
 
 
 LAYER = """
-from dataclasses import dataclass
-from typing import ClassVar
 from torch import nn
-from longlens.mixers.base import Config, register
+from longlens.mixers.registry import register
 
-@register("mine")
-@dataclass(frozen=True, kw_only=True)
-class Mine(Config):
-    summary: ClassVar[str] = "a layer of one's own"
-
-    def build(self, d_model, *, max_length=None, device=None, dtype=None):
-        return Layer()
-
+@register("mine", summary="a layer of one's own")
 class Layer(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+
     def forward(self, x, *, mask=None):
         {body}
 """
@@ -171,3 +173,116 @@ def test_a_run_on_other_data_is_refused(runs, tmp_path):
         run = runs.command(runs.folder / "run", *flags, "--folder", runs.folder / "run").wait()
         assert run.code == (2 if shift else 0), run.said
     assert "belongs to other data" in run.said
+
+
+def test_the_data_is_looked_at_once_in_a_run(tiny, monkeypatch):
+    config = tiny.config()
+    real, looked, made = type(config.task).fingerprint, [], []
+    monkeypatch.setattr(type(config.task), "fingerprint", lambda self: looked.append(self) or real(self))
+    monkeypatch.setattr(Task, "__post_init__", made.append)
+    loop.train_run(config, Runtime(folder=tiny.folder / "run", threads=1))
+    assert len(looked) == 1
+    assert not made, "and the task is not made again"
+    loop.train_run(config, Runtime(folder=tiny.folder / "known", threads=1), fingerprint(config))
+    assert len(looked) == 2, "whoever knows it already passes it on"
+
+
+def test_a_batch_of_more_than_all_samples_is_told(tiny, capfd):
+    tiny.train("run", {"batch_size": 57, "steps": 2})
+    said = capfd.readouterr().err
+    assert "longlens: a step has all 56 training samples, as batch_size is 57" in said
+    tiny.train("other", {"batch_size": 56, "steps": 2})
+    assert "batch_size" not in capfd.readouterr().err
+
+
+def test_a_run_changes_no_setting_of_the_process(tiny):
+    def settings():
+        return (
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore
+            torch.get_float32_matmul_precision(),
+            *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM)),
+        )
+
+    before = settings()
+    tiny.train("run", {"steps": 2}, threads=2 if before[0] == 1 else 1)
+    assert settings() == before
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_kernels_are_those_that_were_asked_for(deterministic, tf32, device):
+    before = torch.get_float32_matmul_precision()
+    with hardware.choose_kernels(Runtime(deterministic=deterministic, tf32=tf32), torch.device(device)):
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        on_gpu = "high" if tf32 else "highest"
+        assert torch.get_float32_matmul_precision() == (on_gpu if device == "cuda" else before)
+
+
+def test_the_run_uses_the_threads_and_kernels_that_were_asked_for(tiny, monkeypatch):
+    seen = []
+
+    def looking(*args):
+        seen.append((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
+        return train_step(*args)
+
+    train_step = loop.train_step
+    monkeypatch.setattr(loop, "train_step", looking)
+    tiny.train("run", {"steps": 1}, threads=2, deterministic=False)
+    tiny.train("other", {"steps": 1}, threads=1)
+    assert seen == [(2, False), (1, True)]
+
+
+def test_time_is_counted_by_what_it_was_spent_on(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("longlens.training.state.time.perf_counter", lambda: now[0])
+    state = TrainState(seconds=7.0, training_seconds=5.0, computing_seconds=4.0, tokens=50)
+    clock = Clock(state, began=98.0)  # building the model
+    for _ in range(2):
+        now[0] += 1.0  # a batch is loaded
+        with clock.computing():
+            now[0] += 3.0
+        state.tokens += 20
+        with clock.not_training():
+            now[0] += 10.0  # an evaluation
+    assert (state.seconds, state.training_seconds, state.computing_seconds) == (7 + 2 + 28, 5 + 8, 4 + 6)
+    assert clock.tokens_per_second() == 40 / 8
+    assert clock.tokens_per_second() == 0
+
+
+def test_a_keyboard_interrupt_that_is_no_signal_ends_as_interrupted_and_the_run_resumes(tiny, compare, monkeypatch):
+    """As notebooks and other threads send it."""
+    whole = tiny.train("whole")
+
+    def interrupted(*args):
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return train_step(*args)
+
+    calls, train_step = [], loop.train_step
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    with pytest.raises(Interrupted, match="stopped at once: what came after the last checkpoint is not saved"):
+        tiny.train("run")
+    monkeypatch.setattr(loop, "train_step", train_step)
+    compare.same(tiny.train("run"), whole)
+
+
+def test_a_run_in_another_thread_than_the_main_one(tiny, compare):
+    whole = tiny.train("whole")
+    with ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(tiny.train, "run").result()
+    compare.same(folder, whole)
+
+
+def test_a_signal_before_the_first_step_is_interrupted_and_leaves_nothing(tiny, monkeypatch):
+    def asked(config):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(open_run, "find_fingerprint", asked)
+    with pytest.raises(Interrupted, match="stopped before the first step"):
+        tiny.train("run")
+    assert not (tiny.folder / "run").exists()

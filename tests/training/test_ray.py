@@ -6,18 +6,22 @@ import signal
 import pytest
 from filelock import FileLock
 
+from longlens.errors import BadInput
+from longlens.integrations.ray import check_address
+
 
 def sweep(runs, name, *flags):
     out = runs.folder / "out.json"
     out.unlink(missing_ok=True)
     arguments = [
-        "sweep", "atomic-cumsum", "--recipe", "smoke", "--task.length", "16", "--task.sizes", "56", "16", "16",
-        "--steps", "6", "--clip", "None", "--threads", "1", "--grid", "lr=1e-3,3e-3,1e30,1e-2",
-    ]  # fmt: skip
+        *"sweep atomic-cumsum --recipe smoke --task.max-length 16 --task.sizes 56 16 16 --steps 6".split(),
+        *"--clip None --threads 1 --grid lr=1e-3,3e-3,1e9,1e-2".split(),
+    ]
     run = runs.command(runs.folder / name, *arguments, "--runs", runs.folder / "runs", "--out", out, *flags).wait(240)
     return run, json.loads(out.read_text()) if out.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_three_runs_of_four_end_and_are_not_run_again(runs, compare, engine):
     if engine == "ray":
@@ -25,7 +29,7 @@ def test_three_runs_of_four_end_and_are_not_run_again(runs, compare, engine):
     flags = ["--engine", "ray"] if engine == "ray" else ["--jobs", "2"]
     run, rows = sweep(runs, "first", *flags)
     assert run.code == 1, run.said
-    assert [row["config"]["training.lr"] for row in rows] == [1e-3, 3e-3, 1e30, 1e-2]
+    assert [row["config"]["training.lr"] for row in rows] == [1e-3, 3e-3, 1e9, 1e-2]
     assert [row["error"] is None for row in rows] == [True, True, False, True]
     assert [row["result"] is None for row in rows] == [False, False, True, False]
     assert "the loss is nan at step" in rows[2]["error"]
@@ -52,19 +56,51 @@ def test_an_address_is_for_ray_only(runs):
     assert "address is that of a Ray cluster: choose the engine ray, or leave it out" in run.said
 
 
-def test_a_signal_saves_the_runs_on_ray_and_the_same_command_goes_on(runs):
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "[::1]:{port}"])
+def test_an_address_where_nobody_listens_is_a_sentence(address, free_port):
+    address = address.format(port=free_port)
+    with pytest.raises(
+        BadInput, match=r"no Ray cluster answers at .* \(.*\): start one there, or leave the address out"
+    ):
+        check_address(address)
+
+
+def test_an_address_that_never_answers_is_given_up_after_ten_seconds(monkeypatch):
+    waited = []
+
+    def connect(place, timeout):
+        waited.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    with pytest.raises(BadInput, match=r"no Ray cluster answers at 10.0.0.1:6379 \(timed out\)"):
+        check_address("10.0.0.1:6379")
+    assert waited == [10.0]
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":1", "host:", "host:0", "host:70000", "host:port"])
+def test_an_address_that_is_none_is_a_sentence(address):
+    with pytest.raises(BadInput, match="address must be HOST:PORT, ray://HOST:PORT or auto, got"):
+        check_address(address)
+    for good in (None, "auto", "local"):
+        check_address(good)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_runs_on_ray(runs):
+    """They would take days: none ends before the signal, however slow the machine is."""
     pytest.importorskip("ray")
     arguments = [
-        "sweep", "atomic-cumsum", "--recipe", "smoke", "--task.length", "16", "--task.sizes", "56", "16", "16",
-        "--steps", "2000", "--checkpoint-every", "1000", "--evaluate-every", "1000", "--threads", "1",
-        "--log-every", "1", "--grid", "lr=1e-3,3e-3", "--engine", "ray", "--runs", runs.folder / "runs",
-    ]  # fmt: skip
+        *"sweep atomic-cumsum --recipe smoke --task.max-length 16 --task.sizes 56 16 16 --steps 1000000000".split(),
+        *"--checkpoint-every 1000000 --evaluate-every 1000000 --log-every 1 --threads 1".split(),
+        *["--grid", "lr=1e-3,3e-3", "--engine", "ray", "--runs", runs.folder / "runs"],
+    ]
     run = runs.command(runs.folder / "first", *arguments)
     run.wait_for(lambda: any(path.stat().st_size for path in runs.folder.glob("runs/*/*/*/metrics.jsonl")), 180)
     run.signal(signal.SIGTERM)
-    run.wait()
+    run.wait(240)
     assert run.code == 75, run.said
-    assert "the same command goes on" in run.said
+    assert "the same command resumes" in run.said
     saved = list(runs.folder.glob("runs/*/*/*/checkpoints/*/SHA256SUMS"))
     assert saved, [path.read_text() for path in runs.folder.glob("runs/*/*/*/log.txt")]
     for folder in runs.folder.glob("runs/*/*/*/"):

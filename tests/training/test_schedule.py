@@ -23,15 +23,15 @@ def test_cosine_with_warm_up_is_that_of_torch(steps, warmup, rising):
         linear = LinearLR(optimizer, start_factor=1 / rising, total_iters=rising - 1)
         cosine = SequentialLR(optimizer, [linear, cosine], milestones=[rising])
     for step in range(steps):
-        assert schedule.share(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        assert schedule.factor(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         cosine.step()
-    assert schedule.share(steps) == pytest.approx(0, abs=1e-12)
+    assert schedule.factor(steps) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("higher", [True, False])
 @pytest.mark.parametrize("patience", [0, 1, 3])
-def test_plateau_is_that_of_torch_also_if_it_goes_on_from_its_state(higher, patience):
+def test_plateau_is_that_of_torch_also_if_it_resumes_from_its_state(higher, patience):
     config = TrainingConfig(steps=1000, schedule="plateau", patience=patience, factor=0.5)
     schedule = Schedule(config, 1000, higher)
     optimizer = sgd()
@@ -39,16 +39,16 @@ def test_plateau_is_that_of_torch_also_if_it_goes_on_from_its_state(higher, pati
     numbers = random.Random(0)
     for step in range(60):
         metric = numbers.choice([0.5, 0.50001, numbers.uniform(-1, 1), 0.3])
-        schedule.evaluated(metric)
+        schedule.update(metric)
         plateau.step(metric)
-        assert schedule.share(step) == optimizer.param_groups[0]["lr"]
+        assert schedule.factor(step) == optimizer.param_groups[0]["lr"]
         state, schedule = schedule.state(), Schedule(config, 1000, higher)
         schedule.load(state)
-    assert schedule.share(60) < 0.1
+    assert schedule.factor(60) < 0.1
 
 
 def test_constant_stays():
     schedule = Schedule(TrainingConfig(steps=10, schedule="constant"), 10, higher_is_better=True)
     for step in range(10):
-        schedule.evaluated(-step)
-        assert schedule.share(step) == 1
+        schedule.update(-step)
+        assert schedule.factor(step) == 1

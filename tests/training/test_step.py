@@ -4,53 +4,93 @@ import pytest
 import torch
 from torch import nn
 
+from longlens.data.batches import Batch
+from longlens.errors import BadInput
+from longlens.mixers.registry import create_mixer, find_mixer, list_mixers
 from longlens.models.model import create_model
 from longlens.tasks.base import create_task
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
 from longlens.training.optimizer import make_optimizer, set_learning_rate
-from longlens.training.step import ahead, train_step
+from longlens.training.step import forward, in_bfloat16, prefetch, train_step
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 class StateSpace(nn.Module):
-    special_parameters = ("rates",)
+    kernel_parameters = ("rates", "filter.0.weight")
+    no_decay = ("skip", "filter.1.weight", "optional")
 
     def __init__(self):
         super().__init__()
-        self.rates, self.matrix, self.bias = (nn.Parameter(torch.ones(shape)) for shape in ((3, 4), (4, 4), (4,)))
+        self.rates, self.matrix = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(4, 4))
+        self.skip, self.vector = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(4))
+        self.bias = nn.Parameter(torch.ones(2, 4))
+        self.optional = None
+        self.filter = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
 
 
 class Whole(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([StateSpace(), nn.LayerNorm(4)])
+        self.layers = nn.ModuleList([StateSpace(), nn.LayerNorm((4, 4))])
 
 
-def test_matrices_decay_and_norms_biases_and_special_parameters_do_not():
-    model = Whole()
-    optimizer = make_optimizer(model, TrainingConfig(steps=1, lr=0.01, special_lr=0.002, weight_decay=0.1))
-    found = {
+def groups_of(model, **options):
+    """The peak of the learning rate and the weight decay of each parameter."""
+    optimizer = make_optimizer(model, TrainingConfig(steps=1, **options))
+    return optimizer, {
         name: (group["peak"], group["weight_decay"])
         for group in optimizer.param_groups
         for name, parameter in model.named_parameters()
         if any(parameter is member for member in group["params"])
     }
+
+
+def test_matrices_decay_and_norms_biases_vectors_and_named_parameters_do_not():
+    optimizer, found = groups_of(Whole(), lr=0.01, kernel_lr=0.002, weight_decay=0.1)
+    kernel, decays, plain = (0.002, 0.0), (0.01, 0.1), (0.01, 0.0)
     assert found == {
-        "layers.0.rates": (0.002, 0.0),
-        "layers.0.matrix": (0.01, 0.1),
-        "layers.0.bias": (0.01, 0.0),
-        "layers.1.weight": (0.01, 0.0),
-        "layers.1.bias": (0.01, 0.0),
+        "layers.0.rates": kernel,
+        "layers.0.matrix": decays,
+        "layers.0.skip": plain,
+        "layers.0.vector": plain,
+        "layers.0.bias": plain,
+        "layers.0.filter.0.weight": kernel,
+        "layers.0.filter.0.bias": plain,
+        "layers.0.filter.1.weight": plain,
+        "layers.0.filter.1.bias": plain,
+        "layers.0.filter.2.weight": decays,
+        "layers.0.filter.2.bias": plain,
+        "layers.1.weight": plain,
+        "layers.1.bias": plain,
     }
     set_learning_rate(optimizer, 0.5)
     assert sorted(group["lr"] for group in optimizer.param_groups) == [0.001, 0.005, 0.005]
 
 
-def test_special_parameters_never_learn_faster_than_the_others():
-    optimizer = make_optimizer(Whole(), TrainingConfig(steps=1, lr=1e-4, special_lr=1e-3))
+@pytest.mark.parametrize("name", list_mixers())
+def test_no_bias_or_norm_of_a_mixer_decays(name):
+    """Beside matrices of linear maps, embeddings and convolutions only what a layer does not name."""
+    model = create_mixer(name, 16, **({"heads": 2} if "heads" in find_mixer(name).options else {}))
+    _, found = groups_of(model, weight_decay=0.1)
+    assert len(found) == len(list(model.parameters()))
+    for parameter, (_, decay) in found.items():
+        last = parameter.rpartition(".")[2]
+        assert not (decay and ("bias" in last or last in ("scale", "offset", "skip", "gamma", "beta"))), parameter
+
+
+def test_kernel_parameters_never_learn_faster_than_the_others():
+    optimizer, _ = groups_of(Whole(), lr=1e-4, kernel_lr=1e-3)
     assert {group["peak"] for group in optimizer.param_groups} == {1e-4}
+
+
+@pytest.mark.parametrize("attribute", ["kernel_parameters", "no_decay"])
+def test_a_layer_that_names_a_parameter_which_it_has_not_is_a_sentence(attribute):
+    layer = nn.Linear(4, 4)
+    setattr(layer, attribute, ("rates",))
+    with pytest.raises(BadInput, match=f"{attribute} of Linear names 'rates', and it has no such parameter"):
+        groups_of(nn.Sequential(layer))
 
 
 def gradients(task, options, **model_options):
@@ -76,7 +116,7 @@ def test_a_batch_in_parts_has_the_same_loss_and_gradient(parts, tmp_path, monkey
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples():
-    task = create_task("atomic-cumsum", length=16, sizes=(8, 4, 4))
+    task = create_task("atomic-cumsum", max_length=16, sizes=(8, 4, 4))
     loss, _, _, batch = gradients(task, TrainingConfig(steps=1, batch_size=5))
     torch.manual_seed(0)
     model = create_model(task, "las", depth=1, width=16, heads=2)
@@ -84,7 +124,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_samples():
 
 
 def test_clipping_bounds_the_norm_and_keeps_the_direction():
-    task = create_task("atomic-cumsum", length=16, sizes=(8, 4, 4))
+    task = create_task("atomic-cumsum", max_length=16, sizes=(8, 4, 4))
     _, free, *_ = gradients(task, TrainingConfig(steps=1, batch_size=8))
     _, clipped, *_ = gradients(task, TrainingConfig(steps=1, batch_size=8, clip=0.01))
     norm = torch.stack([gradient.norm() for gradient in free.values()]).norm()
@@ -93,7 +133,7 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction():
 
 
 def test_bfloat16_computes_in_it_and_keeps_weights_in_float32():
-    task = create_task("atomic-cumsum", length=16, sizes=(8, 4, 4))
+    task = create_task("atomic-cumsum", max_length=16, sizes=(8, 4, 4))
     whole, *_ = gradients(task, TrainingConfig(steps=1, batch_size=8))
     loss, found, model, _ = gradients(task, TrainingConfig(steps=1, batch_size=8, precision="bfloat16"))
     assert loss != whole
@@ -102,12 +142,42 @@ def test_bfloat16_computes_in_it_and_keeps_weights_in_float32():
     assert all(gradient.isfinite().all() for gradient in found.values())
 
 
-def test_batches_are_loaded_ahead_in_their_order_and_errors_arrive():
+def test_auto_is_bfloat16_only_where_the_hardware_has_it(monkeypatch):
+    """torch says yes also for a GPU that can only emulate it, unless it is asked without emulation."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert not in_bfloat16("auto", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    assert in_bfloat16("auto", torch.device("cuda"))
+    assert not in_bfloat16("auto", torch.device("cpu"))
+    assert not in_bfloat16("float32", torch.device("cuda"))
+    assert in_bfloat16("bfloat16", torch.device("cpu"))
+
+
+def test_batches_are_prefetched_in_their_order_and_errors_arrive():
     def numbers():
         yield from range(5)
         raise OSError("the disk is gone")
 
-    batches = ahead(numbers())  # pyright: ignore[reportArgumentType]
+    batches = prefetch(numbers(), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     assert [next(batches) for _ in range(5)] == list(range(5))
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
+
+
+def test_batches_for_a_gpu_are_pinned_and_copied_without_waiting(monkeypatch):
+    task = create_task("atomic-cumsum", max_length=16, sizes=(8, 4, 4))
+    pinned, copied = [], []
+
+    def pin(tensor):
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    (batch,) = prefetch(task.batches("train", 8), torch.device("cpu"))
+    assert not pinned
+    (batch,) = prefetch(task.batches("train", 8), torch.device("cuda"))
+    assert len(pinned) == 4
+
+    monkeypatch.setattr(Batch, "to", lambda self, device, *, non_blocking=False: copied.append(non_blocking) or self)
+    forward(lambda inputs, mask: inputs, batch, "float32", ALONE)  # pyright: ignore[reportArgumentType]
+    assert copied == [True]

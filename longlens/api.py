@@ -1,0 +1,363 @@
+"""Train, compare and load in Python: what the commands of the same names do. Nothing here prints or exits."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from longlens.errors import BadInput, RunError
+from longlens.mixers.registry import REGISTRY, find_mixer, register
+from longlens.options import Seed, Size, nearest, options_of
+from longlens.tasks.base import SplitName, Task
+from longlens.training.config import Config, load_recipe, section_options
+from longlens.training.runtime import Runtime
+
+if TYPE_CHECKING:
+    import pandas
+
+    from longlens.models.model import Model
+    from longlens.reports.sheet import Sheet
+    from longlens.training.evaluate import Evaluation
+    from longlens.training.many import Outcome
+
+Engine = Literal["local", "ray"]
+
+
+def train(task: str | Task, mixer: str | type = "las", *, recipe: str = "mini", **changes: Any) -> "Result":
+    """Train a model. A finished run is not run again, and a stopped one resumes.
+
+    ``train("listops", "las", recipe="mini", lr=3e-4, depth=2, runs="my_runs")``: other arguments are options of the
+    training, the model, the mixer, the task and the runtime, by plain or dotted names (``task.max_length``).
+
+    Args:
+        task: Name of the task, or a task.
+        mixer: Name of the mixer ('longlens list mixers' has all); its options are the flags --mixer.…
+        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+    """
+    (config,), runtime = _resolve(task, [mixer], recipe, (), changes)
+    return train_config(config, runtime)
+
+
+def train_config(config: Config, runtime: Runtime) -> "Result":
+    """Train one resolved config in this process."""
+    from longlens.models.model import check_mixer_builds
+    from longlens.training.loop import train_run
+    from longlens.training.run import fingerprint, run_folder
+
+    check_mixer_builds(config.task, config.mixer, config.model)  # before data is downloaded for it
+    data = fingerprint(config)
+    folder = run_folder(config, runtime, data)
+    was_there = (folder / "result.json").exists()
+    return Result(config, folder, train_run(config, runtime, data), was_there)
+
+
+def compare(
+    task: str | Task,
+    mixers: Sequence[str | type] = ("transformer", "las", "las-chunk"),
+    *,
+    recipe: str = "mini",
+    seeds: tuple[Seed, ...] = (),
+    engine: Engine = "local",
+    jobs: Size = 1,
+    address: str | None = None,
+    **changes: Any,
+) -> "Comparison":
+    """Train several mixers at the same budget. Other arguments are those of ``train``; an option of a mixer goes to all
+    that have it.
+
+    Args:
+        task: Name of the task, or a task.
+        mixers: Names of the mixers ('longlens list mixers' has all).
+        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+        seeds: Seeds: one run of each mixer for each; by default the one of --seed.
+        engine: Processes on this machine, or a Ray cluster.
+        jobs: Number of runs at a time on this machine.
+        address: Address of the Ray cluster; by default one is started on this machine.
+    """
+    configs, runtime = _resolve(task, mixers, recipe, seeds, changes)
+    return run_configs(configs, runtime, engine=engine, jobs=jobs, address=address)
+
+
+def sweep(
+    task: str | Task,
+    mixer: str = "las",
+    *,
+    grid: Mapping[str, Sequence[Any]],
+    recipe: str = "mini",
+    seeds: tuple[Seed, ...] = (),
+    engine: Engine = "local",
+    jobs: Size = 1,
+    address: str | None = None,
+    **changes: Any,
+) -> "Comparison":
+    """Train all combinations of some values: ``sweep("listops", grid={"lr": [1e-3, 3e-3], "mixer.window": [3, 5]})``.
+
+    The best is chosen on the validation set. The other arguments are those of ``compare``.
+    """
+    configs, runtime = grid_configs(task, mixer, grid, recipe, seeds, changes)
+    return run_configs(configs, runtime, engine=engine, jobs=jobs, address=address, choose=True)
+
+
+def grid_configs(
+    task: str | Task,
+    mixer: str,
+    grid: Mapping[str, Sequence[Any]],
+    recipe: str,
+    seeds: Sequence[int],
+    changes: Mapping[str, Any],
+) -> tuple[list[Config], Runtime]:
+    """The runs of a sweep."""
+    if not grid or not all(len(values) for values in grid.values()):
+        raise BadInput("grid must name at least one field and its values, as in lr=1e-3,3e-4")
+    if grid.keys() & {"seed", "training.seed"}:
+        raise BadInput("grid names the seed: give seeds instead, so that runs with other seeds are averaged")
+    name = task.name if isinstance(task, Task) else task
+    mixers = [str(entry) for entry in grid.get("mixer", [mixer])]
+    places = [_place(field, name, mixers) for field in grid if field != "mixer"]
+    if len(set(places)) < len(places):
+        raise BadInput(f"grid names a field twice: {', '.join(grid)}")
+    resolved = []
+    for values in itertools.product(*grid.values()):
+        cell = dict(zip(grid, values, strict=True))
+        chosen = str(cell.pop("mixer", mixer))
+        resolved.append(_resolve(task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
+    return [config for configs, _ in resolved for config in configs], resolved[0][1]
+
+
+def run_configs(
+    configs: list[Config],
+    runtime: Runtime,
+    *,
+    engine: Engine = "local",
+    jobs: int = 1,
+    address: str | None = None,
+    choose: bool = False,
+) -> "Comparison":
+    """Run resolved configs, each in a process of its own."""
+    from longlens.models.model import check_mixer_builds
+    from longlens.training.many import run_many
+
+    if not configs:
+        raise BadInput("there is nothing to run: name at least one mixer and one seed")
+    for config in configs:
+        check_mixer_builds(config.task, config.mixer, config.model)
+    if any(_is_only_here(config) for config in configs):
+        if engine != "local" or jobs > 1:
+            raise BadInput("a layer or task of the main file runs in this process only: put it into a module")
+        return Comparison([_run_here(config, runtime) for config in configs], choose)
+    return Comparison(run_many(configs, runtime, engine=engine, jobs=jobs, address=address), choose)
+
+
+def _is_only_here(config: Config) -> bool:
+    """Whether another process could not import the layer or the task: they are of a notebook or of the main file."""
+    return "__main__" in (config.mixer.preset.module, type(config.task).__module__)
+
+
+def _run_here(config: Config, runtime: Runtime) -> "Outcome":
+    from longlens.training.many import Outcome
+
+    try:
+        result = train_config(config, runtime)
+    except RunError as error:
+        return Outcome(config, runtime.runs, error=str(error))
+    return Outcome(config, result.folder, dict(result.values), was_there=result.was_there)
+
+
+def _resolve(
+    task: str | Task,
+    mixers: Sequence[str | type],
+    recipe: str,
+    seeds: Sequence[int],
+    changes: Mapping[str, Any],
+    others: Iterable[str] = (),
+) -> tuple[list[Config], Runtime]:
+    """The configs of all mixers and seeds; the recipe is read once and the task made once."""
+    name, names = task.name if isinstance(task, Task) else task, [_mixer_name(mixer) for mixer in mixers]
+    if not names:
+        raise BadInput("mixers must name at least one mixer")
+    runtime_options = options_of(Runtime)
+    runtime = Runtime.make({key: value for key, value in changes.items() if key in runtime_options}, "the runtime")
+    changes = {key: value for key, value in changes.items() if key not in runtime_options}
+    loaded = load_recipe(recipe, name, names)
+    configs: list[Config] = []
+    for mixer, seed in itertools.product(names, seeds or [None]):
+        changed = changes if seed is None else {**changes, "training.seed": seed}
+        config = loaded.resolve(task, mixer, changed, others=[*names, *others])
+        task = config.task  # made once
+        configs.append(config)
+    return configs, runtime
+
+
+def _place(field: str, task: str, mixers: list[str]) -> str:
+    """The dotted name of a field of a grid."""
+    for section in ("training", "model", "mixer", "task"):
+        known = section_options(section, task, mixers)
+        if field.removeprefix(f"{section}.") in known and (field.startswith(f"{section}.") or "." not in field):
+            return f"{section}.{field.removeprefix(f'{section}.')}"
+    names = [
+        f"{section}.{option}" for section in ("mixer", "task") for option in section_options(section, task, mixers)
+    ]
+    names += [option for section in ("training", "model") for option in section_options(section, task, mixers)]
+    raise BadInput(f"grid names {field!r}, and there is no such field; {nearest(field, names)}")
+
+
+def _mixer_name(mixer: str | type) -> str:
+    """The name of a mixer. A class that has none is registered under its own, in lower case with dashes."""
+    if isinstance(mixer, str):
+        find_mixer(mixer)
+        return mixer
+    for name, preset in REGISTRY.entries.items():
+        if (preset.module, preset.layer_name) == (mixer.__module__, mixer.__name__):
+            return name
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", mixer.__name__).lower()
+    register(name)(mixer)
+    return name
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: ``result.test``, ``result.valid``, ``result.seconds`` and whatever else ``result.json`` has."""
+
+    config: Config
+    folder: Path
+    values: Mapping[str, Any]
+    was_there: bool  # finished before, and not run again
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.values:
+            raise AttributeError(f"a result has no {name!r}; it has {', '.join(self.values)}")
+        return self.values[name]
+
+    def __repr__(self) -> str:
+        return f"Result({self.config.mixer.name} on {self.config.task.title}: {self.metric} {self.test}, {self.folder})"
+
+    @property
+    def run(self) -> "Run":
+        return load_run(self.folder)
+
+    @property
+    def comparison(self) -> "Comparison":
+        """This run as a table of one line."""
+        from longlens.training.many import Outcome
+
+        return Comparison([Outcome(self.config, self.folder, dict(self.values), was_there=self.was_there)])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs: a table, and what it says."""
+
+    outcomes: "list[Outcome]"
+    choose: bool = False  # whether one of them is to be chosen
+
+    @property
+    def table(self) -> "Sheet":
+        from longlens.reports.tables import results_table
+
+        return results_table(self.outcomes)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each run: its config, its folder, and its result or its error."""
+        return [
+            {
+                **{name.removeprefix("training."): value for name, value in outcome.config.values().items()},
+                "folder": str(outcome.folder),
+                **(outcome.result or {}),
+                "error": outcome.error,
+            }
+            for outcome in self.outcomes
+        ]
+
+    @property
+    def verdict(self) -> str:
+        """Which is best and whether it may be chance; of a sweep, the best on the validation set."""
+        from longlens.reports.tables import choice, verdict
+
+        return "\n".join(choice(self.outcomes) if self.choose else verdict(self.outcomes))
+
+    @property
+    def failed(self) -> "list[Outcome]":
+        return [outcome for outcome in self.outcomes if outcome.error is not None]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        try:
+            import pandas
+        except ImportError:
+            raise BadInput("pandas is not installed: pip install pandas") from None
+        return pandas.DataFrame(self.rows)
+
+    def to_markdown(self) -> str:
+        return self.table.to_markdown()
+
+    def to_latex(self) -> str:
+        return self.table.to_latex()
+
+    def to_csv(self) -> str:
+        return self.table.to_csv()
+
+    def __rich__(self) -> "Sheet":
+        return self.table
+
+    def __str__(self) -> str:
+        return f"{self.to_markdown()}\n{self.verdict}"
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+def load_run(folder: Path | str) -> "Run":
+    """A run that is there, finished or not."""
+    from longlens.training.run import read_config
+
+    return Run(Path(folder), read_config(Path(folder)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run, to read from."""
+
+    folder: Path
+    config: Config
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What ``result.json`` has; None before the run is finished."""
+        from longlens.training.run import read_result
+
+        return read_result(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``: losses and evaluations by step."""
+        from longlens.training.run import read_metrics
+
+        return read_metrics(self.folder)
+
+    def model(self, checkpoint: str = "best", *, device: str = "cpu") -> "Model":
+        """The trained model of a checkpoint, ``"best"``, ``"last"`` or a step, ready to use."""
+        from longlens.training.evaluate import load_model
+
+        return load_model(self.folder, checkpoint, device)
+
+    def evaluate(self, split: SplitName = "test", checkpoint: str = "best", *, device: str = "auto") -> "Evaluation":
+        """The metric of a checkpoint on a whole split."""
+        from longlens.training.evaluate import evaluate_run
+
+        return evaluate_run(self.folder, split, checkpoint, device)
+
+    def predict(
+        self, inputs: Sequence[Any], *, checkpoint: str = "best", probabilities: bool = False, batch_size: int = 32
+    ) -> np.ndarray:
+        """What the model says about sequences of any lengths: class numbers (or their probabilities), or numbers; for a
+        language model the token that follows each.
+
+        ``inputs`` are sequences of token numbers (L,), or of real numbers (L,) or (L, channels).
+        """
+        from longlens.training.evaluate import predict
+
+        return predict(self.model(checkpoint), inputs, probabilities=probabilities, batch_size=batch_size)

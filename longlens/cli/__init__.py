@@ -1,0 +1,194 @@
+"""The ``longlens`` command: from arguments to a function, from an error to a sentence and an exit code."""
+
+import os
+import signal
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+from longlens import __version__
+from longlens.errors import BadInput, Interrupted, LongLensError
+from longlens.options import nearest
+
+
+class Command(NamedTuple):
+    """A function and what it does.
+
+    ``module:function``: its parameters are the flags, what it returns is printed. ``module:*function`` gets the name of
+    the command and all arguments instead: its flags depend on them.
+    """
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("longlens.cli.demo:demo", "Compare LaS with its formula, and train three models on ListOps."),
+    "train": Command("longlens.cli.train:*train", "Train a model on a task; the same command resumes a stopped run."),
+    "compare": Command("longlens.cli.train:*compare", "Train several mixers on a task, and rank them."),
+    "sweep": Command("longlens.cli.train:*sweep", "Train all combinations of some values, and choose the best."),
+    "evaluate": Command("longlens.cli.train:evaluate", "Evaluate a checkpoint of a run on a whole split."),
+    "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),
+    "list tasks": Command("longlens.cli.lists:list_tasks", "List the tasks, and which are prepared."),
+    "list mixers": Command("longlens.cli.lists:list_mixers", "List the mixers (layers), or describe one of them."),
+    "list runs": Command("longlens.cli.lists:list_runs", "List the runs of a folder by what differs between them."),
+    "list recipes": Command("longlens.cli.lists:list_recipes", "List the recipes that come with the package."),
+    "recipe show": Command("longlens.cli.lists:show_recipe", "Print a recipe, to start one of your own from."),
+    "data list": Command("longlens.cli.lists:list_tasks", "List the tasks, and which are prepared."),
+    "data prepare": Command("longlens.cli.data:*prepare", "Generate, download or import the data of a task."),
+    "data verify": Command("longlens.cli.data:verify", "Compare every file of the prepared sets with its checksum."),
+    "data show": Command("longlens.cli.data:*show", "Show samples of a task, as text or as a picture."),
+    "bench attention": Command("longlens.bench.attention:bench_attention", "Time LaS beside plain attention."),
+    "bench layers": Command("longlens.bench.layers:bench_layers", "Time every layer, forward and backward."),
+    "bench model": Command("longlens.bench.model:bench_model", "Time a training step beside GPT-2, and the loop."),
+    "bench data": Command("longlens.bench.data:bench_data", "Time the generators, imports and loading."),
+    "bench packages": Command("longlens.bench.packages:bench_packages", "Time our layers beside other packages'."),
+    "figures eld": Command("longlens.reports.eld:draw_eld", "Draw how scores decay with distance (Section 4.1)."),
+    "figures kernels": Command("longlens.reports.kernels:draw_kernels", "Draw kernels of layers (Figure 1)."),
+}
+GROUPS = {
+    "list": "List tasks, mixers, runs or recipes.",
+    "recipe": "Print a recipe.",
+    "data": "Prepare, verify or show the data of a task.",
+    "bench": "Measure time and memory.",
+    "figures": "Draw figures of the paper.",
+}
+RESUMABLE = ("train", "compare", "sweep")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; bad input is one clear line on stderr and exit code 2."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself on stderr otherwise
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        before = signal.signal(signal.SIGTERM, _stop)
+    except ValueError:  # not in the main thread
+        before = None
+    try:
+        run(arguments)
+    except LongLensError as error:
+        _say(f"{error}; the same command resumes" if isinstance(error, Interrupted) else str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        resumes = arguments[:1] and arguments[0] in RESUMABLE
+        _say("stopped; the same command resumes" if resumes else "stopped")
+        sys.exit(Interrupted.exit_code if resumes else 130)
+    except BrokenPipeError:  # nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        reason = _environment_problem(error)
+        if reason is None:
+            raise
+        _say(reason)
+        sys.exit(BadInput.exit_code)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def run(arguments: list[str]) -> None:
+    """Find the command that the arguments name, and call it."""
+    if arguments in (["--version"], ["-V"], ["version"]):
+        print(f"longlens {__version__}")
+        return
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    name = _find(arguments)
+    command, rest = COMMANDS[name], arguments[len(name.split()) :]
+    module, _, function = command.target.partition(":")
+    if function.startswith("*"):
+        printed = getattr(import_module(module), function[1:])(f"longlens {name}", command.summary, rest)
+    else:
+        values = _read_flags(f"longlens {name}", command, rest)
+        printed = getattr(import_module(module), function)(**values)
+    show(printed)
+
+
+def _find(arguments: list[str]) -> str:
+    """The command that the first arguments name. Without one, help is printed."""
+    word = next(iter(arguments), "--help")
+    if word in COMMANDS:
+        return word
+    if word in GROUPS:
+        members = {name.split()[1]: command for name, command in COMMANDS.items() if name.split()[0] == word}
+        second = arguments[1] if len(arguments) > 1 else None
+        if second in members:
+            return f"{word} {second}"
+        if second in ("-h", "--help"):
+            _print_commands(f"longlens {word}", GROUPS[word], {name: c.summary for name, c in members.items()})
+        if second is None:
+            raise BadInput(f"'longlens {word}' must be followed by one of {', '.join(members)}")
+        raise BadInput(f"unknown command 'longlens {word} {second}'; {nearest(second, members)}")
+    summaries = {name: command.summary for name, command in COMMANDS.items() if " " not in name} | GROUPS
+    if word in ("-h", "--help"):
+        about = "Long-range sequence layers (mixers) for PyTorch, around Local and Smooth attention."
+        _print_commands("longlens", about, summaries, "longlens --version prints the version.")
+    if word.startswith("-"):
+        raise BadInput(f"unknown flag {word}; 'longlens --help' shows the commands")
+    raise BadInput(f"unknown command {word!r}; {nearest(word, summaries)}")
+
+
+def _print_commands(name: str, about: str, members: dict[str, str], end: str = "") -> NoReturn:
+    from longlens.cli.flags import Parser
+
+    parser = Parser(name, about, usage=f"{name} COMMAND …")
+    group = parser.add_argument_group("commands")
+    for member, summary in members.items():
+        group.add_argument(member, help=summary.replace("%", "%%"), metavar=member)
+    parser.epilog = " ".join(filter(None, [f"'{name} COMMAND --help' shows the flags of a command.", end]))
+    parser.print_help()
+    raise SystemExit(0)
+
+
+def _read_flags(name: str, command: Command, arguments: list[str]) -> dict[str, Any]:
+    """The values of a command's parameters, which its source declares: help does not import what it needs."""
+    from longlens.cli.flags import Parser
+    from longlens.options import options_of
+    from longlens.skeleton import read_skeleton
+
+    module, _, function = command.target.partition(":")
+    declared = read_skeleton(module, lambda node: node.name == function, {})[function]
+    parser = Parser(name, (declared.__doc__ or "").partition("\n\n    Args:")[0])
+    parser.add_options("options", options_of(declared))
+    return parser.read(arguments)
+
+
+def show(printed: Any) -> None:
+    """Print what a command returned: a line, a table, or several of them."""
+    from longlens.cli.console import make_console, say
+
+    console = make_console()
+    for part in printed if isinstance(printed, list | tuple) else [printed]:
+        if isinstance(part, str):
+            say(console, part)
+        elif part is not None:
+            console.print(part)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted("stopped before anything was to be saved")
+
+
+def _environment_problem(error: Exception) -> str | None:
+    """What to say of an error that is no bug of ours or of a user's layer: memory, or a file that we touched."""
+    if isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    ):
+        return "not enough memory for these sizes: try smaller ones"
+    if isinstance(error, OSError):
+        package = str(Path(__file__).parent.parent)
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        libraries = (str(Path(os.__file__).parent), str(Path(traceback.__file__).parent))
+        own = [file for file in files if "site-packages" not in file and not file.startswith(libraries)]
+        if own and own[-1].startswith(package):
+            what = f"{error.filename}: " if error.filename else ""
+            return f"{what}{error.strerror or error}"
+    return None
+
+
+def _say(message: str) -> None:
+    print(f"longlens: {' '.join(str(message).split())}", file=sys.stderr, flush=True)

@@ -1,0 +1,189 @@
+"""Flags made of options: ``--batch-size 32``, checked by the type of the option."""
+
+import argparse
+import itertools
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+from rich_argparse import RichHelpFormatter
+
+from longlens.errors import BadInput
+from longlens.options import REQUIRED, Option, close_names, nearest
+
+HELP = ("-h", "--help")
+WORDS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
+SENTENCES = {  # argparse's, and ours
+    r"^argument ([^:]*): expected (one|at least one|\d+) arguments?$": r"\1 must be followed by \2 value(s)",
+    r"^argument ([^:]*): ignored explicit argument (.*)$": r"\1 must be without a value, got \2",
+    r"^the following arguments are required: (.*)$": r"\1 must be given",
+    r"one value\(s\)$": "one value",
+    r"value\(s\)$": "values",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of a command, in groups. Only what was given is in its values, under the names of the options."""
+
+    def __init__(self, command: str, about: str = "", usage: str | None = None):
+        super().__init__(
+            prog=command,
+            description=_escape(about),
+            usage=_escape(usage or f"{command} [flags]"),
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=Formatter,
+        )
+        self.options: dict[str, Option] = {}
+        self.hidden: dict[str, argparse.Action] = {}  # other names of flags, which help does not show
+        self.refusals: dict[str, str] = {}  # the begin of an error about an unknown flag, by the prefix of the flag
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # -1e-3 is a number, too
+
+    def add_options(
+        self,
+        title: str,
+        options: Mapping[str, Option],
+        *,
+        prefix: str = "",
+        other_prefix: str | None = None,
+        old_names: Mapping[str, str] = MappingProxyType({}),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A group of flags. ``defaults`` are shown instead of those of the options. With ``other_prefix`` and by their
+        old names, options can be given as well, where no other flag is called so."""
+        group = self.add_argument_group(title)
+        prefixes = {prefix, prefix if other_prefix is None else other_prefix}
+        for option in options.values():
+            default = (defaults or {}).get(option.name, option.default)
+            name = f"{prefix}{option.name}".replace("_", "-")
+            self.options[prefix + option.name] = option
+            text = _escape(_help(option, default))
+            if option.positional:
+                count = None if option.default is REQUIRED else "*" if _is_list(option.hint) else "?"
+                group.add_argument(option.name, help=text, metavar=option.name.upper(), nargs=count)
+                continue
+            if option.hint is bool:
+                kind: dict[str, Any] = {"action": Switch}
+            else:
+                nargs = "*" if _is_list(option.hint) else len(get_args(option.hint)) if _is_tuple(option.hint) else None
+                kind = {"metavar": _metavar(option.hint), "nargs": nargs}
+            action = group.add_argument(f"--{name}", dest=prefix + option.name, help=text, **kind)
+            names = [option.name, *(old for old, new in old_names.items() if new == option.name)]
+            switches = ("--", "--no-") if option.hint is bool else ("--",)
+            for parts in itertools.product(switches, prefixes, names):
+                self.hidden["".join(parts).replace("_", "-")] = action
+
+    def peek(self, arguments: Sequence[str], name: str, default: Any) -> Any:
+        """The value of a flag that decides which other flags there are. What is wrong is said when all are read."""
+        try:
+            values, _ = self.parse_known_args(_with_dashes(argument for argument in arguments if argument not in HELP))
+            return self.options[name].check(getattr(values, name))
+        except (BadInput, AttributeError):
+            return default
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """The given values with their types; help is printed instead if it was asked for."""
+        if set(arguments) & set(HELP):
+            self.print_help()
+            raise SystemExit(0)
+        for flag, action in self.hidden.items():
+            self._option_string_actions.setdefault(flag, action)
+        values, unknown = self.parse_known_args(_with_dashes(arguments))
+        if unknown:
+            self._refuse(unknown[0])
+        return {name: self._check(name, value) for name, value in vars(values).items()}
+
+    def _check(self, name: str, value: Any) -> Any:
+        option = self.options[name]
+        shown = option.name if option.positional else f"--{name.replace('_', '-')}"
+        return Option(shown, option.hint).check(value)
+
+    def _refuse(self, argument: str) -> NoReturn:
+        if not argument.startswith("-"):
+            raise BadInput(f"unexpected argument {argument!r} ('{self.prog} --help' shows what it takes)")
+        flag = argument.partition("=")[0]
+        for prefix, refusal in self.refusals.items():
+            if flag.startswith(prefix):
+                known = [name.removeprefix(prefix) for name in self._option_string_actions if name.startswith(prefix)]
+                option = flag.removeprefix(prefix)
+                raise BadInput(f"{refusal} {option!r}; {nearest(option, known)}")
+        known = {name.lstrip("-"): name for name in self._option_string_actions}
+        close = [known[name] for name in close_names(flag.lstrip("-"), known)]
+        hint = f" did you mean {' or '.join(close)}?" if close else ""
+        raise BadInput(f"unknown flag {flag};{hint} '{self.prog} --help' shows all")
+
+    def error(self, message: str) -> NoReturn:
+        for pattern, sentence in SENTENCES.items():
+            message = re.sub(pattern, sentence, message)
+        raise BadInput(f"{message} ('{self.prog} --help' shows all flags)")
+
+
+class Switch(argparse.BooleanOptionalAction):
+    """``--flag`` or ``--no-flag``, by any of its names."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, not (option_string or "").startswith("--no-"))
+
+
+class Formatter(RichHelpFormatter):
+    """Argparse's help in the colors of the other tables, with room for the descriptions."""
+
+    group_name_formatter = str
+
+    def __init__(self, prog: str, **options: Any):
+        super().__init__(prog, max_help_position=28, **options)
+
+
+def _with_dashes(arguments: Iterable[str]) -> list[str]:
+    """``--batch_size`` is a flag as one may type it."""
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        found.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else argument)
+    return found
+
+
+def _help(option: Option, default: Any) -> str:
+    if default is REQUIRED or default is None or default == ():
+        return option.help
+    if isinstance(default, tuple | list):
+        default = " ".join(map(str, default))
+    elif isinstance(default, bool):
+        default = "yes" if default else "no"
+    return f"{option.help} (default: {default})"
+
+
+def _is_tuple(hint: Any) -> bool:
+    return get_origin(hint) is tuple
+
+
+def _is_list(hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(map(_is_list, get_args(hint)))
+    return _is_tuple(hint) and get_args(hint)[-1] is Ellipsis
+
+
+def _metavar(hint: Any) -> Any:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _metavar(parts[0])
+    if origin is Literal:
+        return f"{{{','.join(map(str, parts))}}}"
+    if origin in (Union, types.UnionType):
+        words = [_metavar(part) for part in parts if part is not type(None)]
+        return "|".join(dict.fromkeys(words if _is_list(hint) else [*words, "none"]))
+    if _is_list(hint):
+        return _metavar(parts[0])
+    if _is_tuple(hint):
+        return tuple(_metavar(part) for part in parts)
+    return WORDS.get(hint, "VALUE")
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%%")

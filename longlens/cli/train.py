@@ -1,0 +1,196 @@
+"""``longlens train``, ``compare``, ``sweep`` and ``evaluate``."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from longlens import api
+from longlens.cli.console import sentence
+from longlens.cli.flags import HELP, Parser
+from longlens.errors import BadInput
+from longlens.files import check_out, write_json
+from longlens.options import Option, options_of
+from longlens.tasks.base import find_task, list_tasks
+from longlens.training.config import Recipe, load_recipe, section_options
+from longlens.training.runtime import Runtime
+
+RUN = ("runs", "folder")
+HARDWARE = ("device", "threads", "parallel", "compile", "deterministic", "tf32")
+LOGGING = ("checkpoint_every", "keep", "log_every", "tensorboard", "wandb")
+NAMES = {"mixer": str, "mixers": tuple[str, ...]}  # on the command line, not classes
+OUT = Option("out", Path | None, None, "Also write the results to this JSON file.")
+GRID = Option(
+    "grid",
+    tuple[str, ...],
+    (),
+    "Fields and their values, all combinations of which are run: lr=1e-3,3e-4 mixer.window=3,5 mixer=las,s4d.",
+)
+
+
+def train(name: str, about: str, arguments: list[str]) -> list[Any]:
+    """Train in this process, and return the table of the result (in the first process only)."""
+    task, values, changes = _read(name, about, arguments, api.train)
+    result = api.train(task, **values, **changes)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return []
+    note = " (finished before, not run again)" if result.was_there else ""
+    return [result.comparison.table, f"run folder: {result.folder}{note}"]
+
+
+def compare(name: str, about: str, arguments: list[str]) -> list[Any]:
+    """Train several mixers in processes of their own."""
+    task, values, changes = _read(name, about, arguments, api.compare, OUT)
+    out = check_out(values.pop("out", None))
+    _refuse_empty(values, "mixers", "seeds")
+    return _report(api.compare(task, **values, **changes), out)
+
+
+def sweep(name: str, about: str, arguments: list[str]) -> list[Any]:
+    """Train a grid in processes of their own."""
+    task, values, changes = _read(name, about, arguments, api.sweep, OUT, GRID)
+    out = check_out(values.pop("out", None))
+    _refuse_empty(values, "seeds")
+    values["grid"] = read_grid(values.get("grid", ()))
+    return _report(api.sweep(task, **values, **changes), out)
+
+
+def _read(
+    name: str, about: str, arguments: list[str], function: Callable[..., Any], *more: Option
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The task, the arguments of the function, and what is changed of the recipe, by dotted names."""
+    task, arguments = choose_task(name, about, arguments)
+    parser = Parser(f"{name} {task}", f"{about} Defaults are those of the recipe.")
+    own = {key: option for key, option in options_of(function).items() if key not in ("task", "grid")}
+    own |= {key: replace(own[key], hint=hint, positional=False) for key, hint in NAMES.items() if key in own}
+    own |= {option.name: option for option in more}
+    runtime = options_of(Runtime)
+    parser.add_options("run", own | {key: runtime[key] for key in RUN if key != "folder" or "mixers" not in own})
+    several = "mixers" in own
+    mixers = list(parser.peek(arguments, "mixers", ())) if several else [parser.peek(arguments, "mixer", "las")]
+    mixers = mixers or list(own["mixers"].default)
+    recipe = load_recipe(parser.peek(arguments, "recipe", own["recipe"].default), task, mixers)
+    _add_sections(parser, recipe, task, mixers)
+    parser.add_options("hardware", {key: runtime[key] for key in HARDWARE})
+    parser.add_options("logging", {key: runtime[key] for key in LOGGING})
+    given = parser.read(arguments)
+    values = {key: value for key, value in given.items() if key in own}
+    return task, values, {key: value for key, value in given.items() if key not in own}
+
+
+def _add_sections(parser: Parser, recipe: Recipe, task: str, mixers: list[str]) -> None:
+    """Flags of the sections of a config, with the values of the recipe as defaults. ``--path`` is ``--task.path`` where
+    nothing else has that name."""
+    title = f"mixer {mixers[0]}" if len(mixers) == 1 else "mixers (for those that have the option)"
+    options = section_options("mixer", task, mixers)
+    defaults = recipe.defaults("mixer", mixers[0]) if len(mixers) == 1 else dict.fromkeys(options)
+    add_task_options(parser, task, prefix="task.", other_prefix="", defaults=recipe.task)
+    parser.add_options(title, options, prefix="mixer.", defaults=defaults)
+    one = f"mixer {mixers[0]!r} has no option"
+    parser.refusals["--mixer."] = one if len(mixers) == 1 else f"none of {', '.join(mixers)} has the option"
+    for section in ("model", "training"):
+        parser.add_options(section, section_options(section, task, ()), defaults=getattr(recipe, section))
+
+
+def add_task_options(parser: Parser, task: str, **how: Any) -> None:
+    """Flags of the options of a task, also by their old names."""
+    parser.add_options(f"task {task}", section_options("task", task, ()), old_names=find_task(task).aliases, **how)
+    parser.refusals["--task."] = f"task {task!r} has no option"
+
+
+def choose_task(name: str, about: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The task that comes first, and the other arguments. Help without a task lists the tasks."""
+    first = next(iter(arguments), None)
+    if first is None or first.startswith("-"):
+        if first not in HELP:
+            raise BadInput(f"'{name}' must be followed by a task: {', '.join(list_tasks())}")
+        parser = Parser(name, about, usage=f"{name} TASK …")
+        group = parser.add_argument_group("tasks")
+        for task in list_tasks():
+            group.add_argument(task, help=find_task(task).summary.replace("%", "%%"), metavar=task)
+        parser.epilog = f"'{name} TASK --help' shows the flags of a task."
+        parser.print_help()
+        raise SystemExit(0)
+    find_task(first)
+    return first, arguments[1:]
+
+
+def read_grid(entries: tuple[str, ...]) -> Mapping[str, list[Any]]:
+    """``lr=1e-3,3e-4 betas=[0.9,0.99],[0.9,0.999]`` as fields and their values."""
+    grid: dict[str, list[Any]] = {}
+    for entry in entries:
+        field, equals, text = entry.partition("=")
+        values = [value.strip() for value in re.split(r",(?![^\[]*\])", text)]
+        if not equals or not field or not all(values):
+            raise BadInput(f"grid must have fields and their values, as in lr=1e-3,3e-4, got {entry!r}")
+        field = field.replace("-", "_") if field != "mixer" else field
+        if field in grid:
+            raise BadInput(f"grid names a field twice: {' '.join(entries)}")
+        grid[field] = [value[1:-1].split(",") if value.startswith("[") else value for value in values]
+    return grid
+
+
+def _refuse_empty(values: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if values.get(name) == ():
+            raise BadInput(f"--{name} must be followed by at least one value")
+
+
+def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
+    """The table and what it says; a run that failed makes the exit code 1."""
+    outcomes = comparison.outcomes
+    lines: list[Any] = [comparison.table]
+    for outcome in comparison.failed:
+        run = f"{outcome.config.mixer.name}, seed {outcome.config.training.seed}"
+        lines.append(sentence(f"{run} failed: {outcome.error}"))
+    lines.append(sentence(comparison.verdict) if comparison.verdict else None)
+    before = sum(outcome.was_there for outcome in outcomes)
+    if before:
+        lines.append(sentence(f"{before} of {len(outcomes)} were finished before; delete a folder to run it again"))
+    lines.append(f"run folders: {outcomes[0].folder.parent.parent}")
+    if out is not None:
+        rows = [
+            {"config": o.config.values(), "folder": str(o.folder), "result": o.result, "error": o.error}
+            for o in outcomes
+        ]
+        write_json(out, rows)
+        lines.append(f"written to {out}")
+    if comparison.failed:
+        from longlens.cli import show
+
+        show(lines)
+        raise SystemExit(1)
+    return lines
+
+
+def evaluate(
+    run: Path,
+    *,
+    split: Literal["train", "valid", "test"] = "test",
+    checkpoint: str = "best",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> list[Any]:
+    """Evaluate a checkpoint of a run on a whole split.
+
+    Args:
+        run: Folder of the run.
+        split: Split to evaluate on.
+        checkpoint: Checkpoint to evaluate: best, last, or a step.
+        device: Device to run on; auto is a GPU if there is one.
+    """
+    from longlens.training.evaluate import evaluate_run
+
+    found = evaluate_run(run, split, checkpoint, device)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return []
+    lines = [
+        f"{found.config.mixer.name} on {found.config.task.title}, {split} ({found.samples:,} samples), "
+        f"step {found.step:,}: {found.metric} {found.value:.4f}, loss {found.loss:.4f}"
+    ]
+    if found.change_by_later_tokens is not None:
+        lines.append(f"when later tokens change, the logits before them change by {found.change_by_later_tokens:.3g}")
+    if found.bigram is not None:
+        lines.append(f"a bigram model of the training set: {found.metric} {found.bigram:.4f}")
+    return [sentence(line) for line in lines]

@@ -1,0 +1,91 @@
+"""Files that are there whole or not at all, their checksums, and JSON that may be damaged."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from longlens.errors import BadInput
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place, bring it to the disk, and rename it. Symbolic links are replaced, not followed."""
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), default_mode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1))
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file. FileNotFoundError if there is none, BadInput if it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except RecursionError:
+        raise BadInput(f"{path} cannot be read: it is nested too deeply") from None
+    except ValueError as error:  # of JSON, or of its encoding
+        raise BadInput(f"{path} cannot be read as JSON: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def default_mode() -> int:
+    """The permissions of a new file, which temporary files do not have."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+@contextmanager
+def explain_errors(what: str) -> Iterator[None]:
+    """An error of the system becomes a sentence: ``explain_errors("cannot write results.json")``."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{what}: {error.strerror or error}") from error
+
+
+def check_out(out: Path | None) -> Path | None:
+    """A file that is to be written after long work: refused now if it cannot be. Its folder is made."""
+    if out is None:
+        return None
+    with explain_errors(f"cannot write {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise BadInput(f"out must be a file, and {out} is a folder")
+        if out.exists() and not out.is_file():  # a device, as /dev/null, would be replaced
+            raise BadInput(f"out must be a file, and {out} is a device or a pipe")
+        if not os.access(out if out.exists() else out.parent, os.W_OK):
+            raise BadInput(f"cannot write {out}: permission denied")
+    return out

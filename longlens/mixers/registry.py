@@ -1,0 +1,269 @@
+"""What a mixer is, and how to get one by its name.
+
+A mixer is an ``nn.Module`` from (B, L, D) to (B, L, D), called as ``mixer(x, mask=mask)`` with a boolean (B, L) mask,
+True for tokens and False for padding, or None. The parameters of its ``__init__`` are its options; a name is a preset
+of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirectional`` is True.
+
+Some mixers also have
+
+- ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
+- ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
+  (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps ahead;
+- ``kernel_parameters``, ``no_decay``: names of parameters that learn at most at ``kernel_lr``, or have no weight decay.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from longlens.errors import BadInput
+from longlens.options import REQUIRED, Option, check_options, options_of, without_none
+from longlens.registry import Registry
+from longlens.skeleton import read_skeleton
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_Layer = TypeVar("_Layer", bound=type)
+
+MAX_LENGTH = 1024  # the default of ``max_length``
+OTHER_NAMES = {"num_heads": "heads"}  # nn.MultiheadAttention's name, and that of all mixers
+NOT_OPTIONS = ("d_model", "embed_dim", "max_length", "device", "dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a layer is made of: the columns of the LaS paper's Table 10, then its cost.
+
+    Args:
+        decays: distant inputs have less weight, by structure or initialization.
+        regularized: its kernels are regularized explicitly.
+        special_init: it has a special initialization, such as a HiPPO matrix.
+        stable: it is proven stable, or built so.
+        gated: it multiplies its result with a function of the input.
+        complex: its parameters are complex numbers.
+        normalized: it normalizes in a way of its own.
+        recurrent: it needs a recurrence in training.
+        cost: time in terms of the length: L, L log L, L².
+        state: numbers that a step remembers, in terms of the width D, of options and of the length L; None if it has
+            no ``step``.
+    """
+
+    decays: bool = False
+    regularized: bool = False
+    special_init: bool = False
+    stable: bool = False
+    gated: bool = False
+    complex: bool = False
+    normalized: bool = False
+    recurrent: bool = False
+    cost: Literal["L", "L log L", "L²"]
+    state: str | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A name for a layer with some of its options chosen."""
+
+    name: str
+    module: str
+    layer_name: str
+    summary: str
+    options: Mapping[str, Option] = field(repr=False)  # with the defaults of this name
+    fixed: Mapping[str, Any]  # what the name means: no options of it
+    traits: Traits | None = None
+    size_note: str | None = None  # why the parameter count differs from attention's, if it must
+
+    @property
+    def layer(self) -> "type[nn.Module]":
+        return getattr(import_module(self.module), self.layer_name)
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A mixer with its options, which builds layers."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def preset(self) -> Preset:
+        return find_mixer(self.name)
+
+    def build(
+        self,
+        d_model: int,
+        *,
+        max_length: int = MAX_LENGTH,
+        device: "torch.device | str | None" = None,
+        dtype: "torch.dtype | None" = None,
+    ) -> "nn.Module":
+        """The layer of width ``d_model``, for sequences of at most ``max_length`` tokens if that matters to it."""
+        values = {**self.options, **self.preset.fixed}
+        return build_layer(self.preset.layer, d_model, values, max_length=max_length, device=device, dtype=dtype)
+
+
+def build_layer(
+    layer: "type[nn.Module]",
+    d_model: int,
+    options: Mapping[str, Any],
+    *,
+    max_length: int = MAX_LENGTH,
+    device: "torch.device | str | None" = None,
+    dtype: "torch.dtype | None" = None,
+) -> "nn.Module":
+    """A layer of a class, registered or not, with those of the last three arguments that it has."""
+    known = inspect.signature(layer).parameters
+    other = {ours: name for name, ours in OTHER_NAMES.items() if name in known}
+    values = {other.get(name, name): value for name, value in options.items()}
+    given = {"max_length": max_length, "device": device, "dtype": dtype}
+    return layer(d_model, **values, **{name: value for name, value in given.items() if name in known})
+
+
+def register(
+    name: str,
+    *,
+    summary: str = "",
+    traits: Traits | None = None,
+    size_note: str | None = None,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+    needs: tuple[str, ...] = (),
+    **defaults: Any,
+) -> Callable[[_Layer], _Layer]:
+    """Above a layer: a name for it. The parameters of its ``__init__`` are its options.
+
+    Args:
+        name: the name that ``create_mixer`` and ``--mixer`` take.
+        summary: a line for lists; by default the first line of the docstring.
+        traits: what the layer is made of.
+        size_note: why its parameter count differs from attention's.
+        fixed: options that the name decides; nobody else can.
+        needs: options that cannot be none under this name.
+        defaults: other defaults than those of the signature.
+    """
+
+    def add(layer: _Layer) -> _Layer:
+        options = layer_options(layer, name)
+        for option in (*fixed, *defaults):
+            if option not in options:
+                raise BadInput(f"mixer {name!r} chooses {option!r}, and {layer.__name__} has no such option")
+        options = {key: option for key, option in options.items() if key not in fixed}
+        options |= {key: replace(options[key], default=value) for key, value in defaults.items()}
+        options |= {key: replace(options[key], hint=without_none(options[key].hint)) for key in needs}
+        for option in options.values():
+            if option.default is REQUIRED:
+                raise BadInput(f"mixer {name!r} has no default for its option {option.name!r}: give it one")
+        about = summary or (layer.__doc__ or "").partition("\n")[0]
+        known = REGISTRY.entries.get(name)
+        if known is not None and known.layer_name != layer.__name__:
+            raise BadInput(f"there is a mixer {name!r} already: choose another name")
+        preset = Preset(name, layer.__module__, layer.__name__, about, options, fixed, traits, size_note)
+        REGISTRY.add(name, preset, layer.__module__)
+        return layer if getattr(layer, "__skeleton__", False) else _with_checks(layer)
+
+    return add
+
+
+def layer_options(layer: type, name: str) -> dict[str, Option]:
+    """The options of a layer, which the parameters of its ``__init__`` are. ``name`` is that of an error."""
+    own = inspect.signature(layer).parameters
+    if not any(given.kind == given.POSITIONAL_OR_KEYWORD for given in own.values()):
+        raise BadInput(f"mixer {name!r}: the first parameter of {layer.__name__} must be its width, d_model")
+    forward = getattr(layer, "forward", None)
+    if forward is not None and "mask" not in inspect.signature(forward).parameters:
+        raise BadInput(f"mixer {name!r}: {layer.__name__}.forward must accept a mask: forward(self, x, *, mask=None)")
+    found = [option for option in list(options_of(layer).values())[1:] if option.name not in NOT_OPTIONS]
+    found = [replace(option, name=OTHER_NAMES.get(option.name, option.name), positional=False) for option in found]
+    return {option.name: option for option in found}
+
+
+def _with_checks(layer: _Layer) -> _Layer:
+    """The layer, whose arguments are checked by the types of its signature."""
+    initialize, signature = layer.__init__, inspect.signature(layer.__init__)
+    if hasattr(initialize, "__wrapped__"):  # it has another name already
+        return layer
+    options = {name: option for name, option in options_of(layer).items() if name not in ("device", "dtype")}
+
+    @wraps(initialize)
+    def checked(*args: Any, **values: Any) -> None:
+        given = signature.bind(*args, **values)
+        for name, option in options.items():
+            if name in given.arguments:
+                given.arguments[name] = option.check(given.arguments[name])
+        initialize(*given.args, **given.kwargs)
+        given.apply_defaults()
+        args[0].__dict__["arguments"] = {name: given.arguments[name] for name in options}
+
+    layer.__init__ = checked
+    layer.extra_repr = lambda self: ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+    return layer
+
+
+def _load(module: str) -> None:
+    """Register the layers of a module by their skeletons: the module, which imports torch, is imported when one is
+    built."""
+    names = {"register": register, "Traits": Traits, "MAX_LENGTH": MAX_LENGTH}
+    read_skeleton(module, lambda node: "register" in map(_called, node.decorator_list), names)
+
+
+def _called(decorator: ast.expr) -> str:
+    return getattr(getattr(decorator, "func", None), "id", "")
+
+
+REGISTRY: Registry[Preset] = Registry("mixer", "longlens.mixers", _load)
+
+
+def list_mixers() -> list[str]:
+    """The names of all mixers."""
+    return REGISTRY.names()
+
+
+def find_mixer(name: str) -> Preset:
+    """What a name of a mixer stands for."""
+    return REGISTRY.find(name)
+
+
+def choose_mixer(name: str, **options: Any) -> Mixer:
+    """A mixer with its options, checked; nothing is built, and torch is not imported."""
+    known = find_mixer(name).options
+    given = check_options(known, options, f"mixer {name!r}")
+    return Mixer(name, {option: given.get(option, known[option].default) for option in known})
+
+
+def create_mixer(
+    name: str,
+    d_model: int,
+    *,
+    max_length: int = MAX_LENGTH,
+    device: "torch.device | str | None" = None,
+    dtype: "torch.dtype | None" = None,
+    **options: Any,
+) -> "nn.Module":
+    """A layer by its name: ``create_mixer("las", d_model=256, heads=8)`` is a module from (B, L, 256) to (B, L, 256).
+
+    ``list_mixers()`` has the names, ``longlens list mixers NAME`` the options of one.
+    """
+    return choose_mixer(name, **options).build(d_model, max_length=max_length, device=device, dtype=dtype)
+
+
+def layer_is_causal(layer: "nn.Module") -> bool:
+    """Whether no output of a layer depends on later inputs, as the layer says itself."""
+    return bool(getattr(layer, "causal", not getattr(layer, "bidirectional", False)))
+
+
+def seen_sides(name: str) -> tuple[bool, bool]:
+    """Whether a mixer can be causal, and whether it can see both sides. Unless it is either by an option
+    ``bidirectional``, a layer is built to ask it."""
+    import torch
+
+    if "bidirectional" in find_mixer(name).options:
+        return True, True
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        causal = layer_is_causal(create_mixer(name, 64))
+    return causal, not causal

@@ -1,0 +1,56 @@
+"""The causal attention of a Transformer (Vaswani et al. 2017): y = softmax(mask(QKᵀ/√d))·V in each of H heads."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longlens.mixers.common import MultiHead, check_step
+from longlens.mixers.registry import Traits, register
+from longlens.ops.kernels import pad_heads
+from longlens.ops.union import hide_keys
+from longlens.options import Probability, Size
+
+
+@register("transformer", summary="plain causal attention", traits=Traits(stable=True, cost="L²", state="2·L·D"))
+class CausalAttention(MultiHead):
+    """Causal multi-head self-attention. (B, L, D) -> (B, L, D).
+
+    Args:
+        d_model: Width D, a multiple of the number of heads.
+        heads: Number of heads H.
+        bias: Biases in the projections.
+        dropout: Dropout of the attention weights.
+        rotary: Rotate queries and keys by their positions (Su et al. 2021).
+    """
+
+    def __init__(
+        self,
+        d_model: Size,
+        heads: Size = 8,
+        *,
+        bias: bool = True,
+        dropout: Probability = 0.0,
+        rotary: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        width, scale = query.shape[-1], query.shape[-1] ** -0.5
+        if mask is not None:  # as one more column of q and k, since torch's fast kernels take no mask beside is_causal
+            query, key = hide_keys(query * scale, key, mask[:, None, None, :])
+            value, scale = value.masked_fill(~mask[:, None, :, None], 0.0), 1.0  # a row without tokens sees zeros
+        query, key, value = pad_heads(query, key, value)
+        p = self.dropout_p
+        return F.scaled_dot_product_attention(query, key, value, None, p, is_causal=True, scale=scale)[..., :width]
+
+    def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One token of each sequence, (B, D), and the keys and values so far -> (B, D), and those with the token's."""
+        check_step(x, self.d_model, causal=True)
+        query, key, value = self._project(x.unsqueeze(1), start=0 if state is None else state[0].shape[-2])
+        if state is not None:
+            key, value = torch.cat([state[0], key], dim=-2), torch.cat([state[1], value], dim=-2)
+        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_p)
+        return self._merge(attended).squeeze(1), (key, value)

@@ -1,0 +1,223 @@
+"""A run that is being trained: its folder, its processes, the signals to stop, and its checkpoints."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from longlens.environment import environment
+from longlens.errors import RunError
+from longlens.tasks.base import SplitName
+from longlens.training import checkpoint as checkpoints
+from longlens.training.checkpoint import Checkpoint
+from longlens.training.config import Config
+from longlens.training.distributed import Processes, join_processes
+from longlens.training.evaluate import evaluate
+from longlens.training.hardware import choose_kernels, use_threads
+from longlens.training.logs import Logs, notify, open_logs
+from longlens.training.memory import PeakMemory
+from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
+from longlens.training.run import fingerprint as find_fingerprint
+from longlens.training.runtime import Runtime
+from longlens.training.schedule import Schedule
+from longlens.training.signals import StopSignals
+from longlens.training.state import Clock, NotFinite, TrainState
+from longlens.training.threads import choose_threads
+
+
+@dataclass
+class Learner:
+    """What learns, and where it stands."""
+
+    model: nn.Module
+    parallel: nn.Module  # the same model as all processes train it
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    parameters: int  # how many
+    state: TrainState = field(default_factory=TrainState)
+    clock: Clock | None = None
+
+
+@contextmanager
+def open_run(config: Config, runtime: Runtime, fingerprint: str | None = None) -> Iterator["OpenRun"]:
+    """Prepare the data, meet the other processes, and choose kernels and threads; in the end, give all of it back."""
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        fingerprint = fingerprint or find_fingerprint(config)
+        processes = stack.enter_context(join_processes(runtime))
+        folder = RunFolder(run_folder(config, runtime, fingerprint), runtime.keep)
+        stack.enter_context(choose_kernels(runtime, processes.device))
+        stack.enter_context(disk_full_as_run_error(folder.folder))
+        stack.callback(folder.release)
+        run = OpenRun(config, runtime, fingerprint, folder, processes, stop)
+        run.result = processes.on_first(folder.finished, config, fingerprint)
+        if run.result is None:
+            stack.enter_context(use_threads(run.choose_threads()))
+        yield run
+
+
+@dataclass
+class OpenRun:
+    """What the loop needs beside a model. All processes call its methods together."""
+
+    config: Config
+    runtime: Runtime
+    fingerprint: str
+    folder: RunFolder
+    processes: Processes
+    stop: StopSignals
+    result: dict[str, Any] | None = None  # of a run that is finished already
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        self.memory = PeakMemory(self.processes.device)
+
+    def notify(self, message: str) -> None:
+        if self.processes.is_first:
+            notify(message)
+
+    def choose_threads(self) -> int:
+        def choose() -> tuple[int, str | None]:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes.count))
+            return choose_threads(self.runtime.threads, self.folder.last_threads(), processes=here)
+
+        count, note = self.processes.on_first(choose)
+        if note is not None and self.processes.device.type == "cpu":
+            self.notify(note)
+        return count
+
+    def claim(self) -> None:
+        """Hold the folder from now on; signals to stop wait for the end of a step."""
+        self.result = self.processes.on_first(self.folder.claim, self.config, self.fingerprint)
+        self.stop.defer("stopped at once: what came after the last checkpoint is not saved")
+
+    @contextmanager
+    def open_logs(self, start: int, total: int) -> Iterator[Logs]:
+        folder = self.folder.folder if self.processes.is_first else None
+        with open_logs(folder, self.config, self.runtime, start, total) as logs:
+            yield logs
+
+    def evaluate(self, model: nn.Module, split: SplitName) -> tuple[float, float]:
+        """The metric and the loss on as many samples as the config says."""
+        options = self.config.training
+        samples = options.test_samples if split == "test" else options.valid_samples
+        return evaluate(
+            model,
+            self.config.task,
+            split,
+            options,
+            self.processes,
+            samples=samples,
+            asked_to_stop=lambda: self.stop.asked,
+        )
+
+    def resume(self, learner: Learner) -> TrainState:
+        """Go on from the newest checkpoint that is whole, or begin."""
+        found = self._share_checkpoint(lambda: self._newest(learner.model))
+        state = TrainState()
+        if found is not None:
+            checkpoints.restore(found, learner.model, learner.optimizer)
+            learner.schedule.load(found.state["schedule"])
+            state = TrainState.from_json(found.state["progress"])
+        self.processes.on_first(self._note_start, state, found is not None)
+        return state
+
+    def _newest(self, model: nn.Module) -> Checkpoint | None:
+        damaged = 0
+        for folder in self.folder.checkpoint_folders():
+            try:
+                found = checkpoints.read(folder)
+                if TrainState.from_json(found.state["progress"]).step != int(folder.name):
+                    raise checkpoints.DamagedError("state.json is that of another step")
+            except (checkpoints.DamagedError, ValueError) as error:
+                aside = self.folder.put_aside(folder)
+                notify(f"checkpoint {folder} is damaged ({error}) and kept as {aside.name}: the one before it is used")
+                damaged += 1
+                continue
+            checkpoints.check(found, folder, model, with_optimizer=True)
+            return found
+        if damaged:
+            notify("all checkpoints are damaged: starting from step 0")
+        return None
+
+    def _note_start(self, state: TrainState, resumes: bool) -> None:
+        now = environment(self.processes.device) | {
+            "processes": self.processes.count,
+            "parallel": self.runtime.parallel if self.processes.count > 1 else None,
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        }
+        changed = self.folder.note_environment(now)
+        if changed and resumes:
+            notify(f"resuming in another environment ({'; '.join(changed)}): results will not be bitwise identical")
+        self.folder.forget_after(state.step, state.evaluated)
+
+    def _share_checkpoint(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+        """What the first process finds: in the others its state, but no tensors."""
+        found: Checkpoint | None = None
+
+        def look() -> dict[str, Any] | None:
+            nonlocal found
+            found = find()
+            return None if found is None else found.state
+
+        state = self.processes.on_first(look)
+        return found if self.processes.is_first or state is None else Checkpoint(state, {}, {})
+
+    def measure(self, learner: Learner) -> None:
+        """Bring the seconds and the memory of the state up to date."""
+        if learner.clock is not None:
+            learner.clock.count(training=False)
+        learner.state.peak_memory = max(learner.state.peak_memory, self.memory.value())
+
+    def save(self, learner: Learner, logs: Logs) -> None:
+        """Write a checkpoint of the step."""
+        self.measure(learner)
+        state = {"progress": learner.state.to_json(), "schedule": learner.schedule.state()}
+        collected = checkpoints.collect(learner.model, learner.optimizer, state)
+        if self.processes.any(not collected.is_finite()):  # a gradient was not, though the loss was
+            raise NotFinite("a weight is not finite", learner.state.step)
+        self.processes.on_first(self._write, learner.state, collected, logs)
+
+    def _write(self, state: TrainState, collected: Checkpoint, logs: Logs) -> None:
+        logs.sync()
+        checkpoints.write(self.folder.checkpoint(state.step), collected)
+        self.folder.prune(state.best_step)
+
+    def restore_best(self, learner: Learner) -> bool:
+        """Whether the best checkpoint could be read."""
+        found = self._share_checkpoint(lambda: self._best(learner.state, learner.model))
+        if found is not None:
+            checkpoints.restore(found, learner.model)
+        return found is not None
+
+    def _best(self, state: TrainState, model: nn.Module) -> Checkpoint | None:
+        assert state.best_step is not None
+        folder = self.folder.checkpoint(state.best_step)
+        try:
+            found = checkpoints.read(folder)
+        except checkpoints.DamagedError as error:
+            notify(f"the best checkpoint, {folder}, is damaged ({error}): only the last model is tested")
+            return None
+        checkpoints.check(found, folder, model, with_optimizer=False)
+        return found
+
+    @contextmanager
+    def explain_divergence(self, schedule: Schedule) -> Iterator[None]:
+        """A number that is not finite ends the run, with what to do about it."""
+        try:
+            yield
+        except NotFinite as problem:
+            lr = schedule.factor(problem.step - 1) * self.config.training.lr
+            saved = self.folder.checkpoint_folders()
+            last = f"The last good checkpoint is {saved[0]}" if saved else "There is no checkpoint yet"
+            raise RunError(
+                f"{problem} at step {problem.step:,}, at a learning rate of {lr:.3g}: try a smaller lr, a smaller "
+                f"clip, or a warm-up. {last}"
+            ) from None

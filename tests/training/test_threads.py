@@ -1,0 +1,82 @@
+"""How many threads a run takes if nobody says it."""
+
+import pytest
+
+from longlens.training import threads
+from longlens.training.run import read_environment
+from longlens.training.threads import busy_cores, choose_threads
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Eight cores, of which some are busy; the tests themselves may have been started with OMP_NUM_THREADS."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+
+    def set_busy(count):
+        monkeypatch.setattr(threads, "busy_cores", lambda: count)
+
+    set_busy(0.0)
+    return set_busy
+
+
+@pytest.mark.parametrize(("busy", "count"), [(0.0, 8), (0.4, 8), (1.2, 7), (5.6, 2), (8.0, 1), (30.0, 1)])
+def test_as_many_as_there_are_free_cores(machine, busy, count):
+    machine(busy)
+    found, said = choose_threads(None)
+    assert found == count
+    assert (said is None) == (count == 8)
+    if said is not None:
+        assert said == f"{count} of 8 cores as others use the machine; --threads chooses another number"
+
+
+def test_what_the_user_says_comes_first(machine, monkeypatch):
+    machine(5.0)
+    assert choose_threads(6, 2) == (6, None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert choose_threads(None, 2) == (5, None)
+    assert choose_threads(6, 2) == (6, None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "all")
+    assert choose_threads(None)[0] == 3
+
+
+def test_a_run_that_resumes_takes_as_many_as_before(machine):
+    machine(7.0)
+    assert choose_threads(None, 8) == (8, None)
+    count, said = choose_threads(None, 3)
+    assert count == 3
+    assert said is not None
+    assert "as when this run was started" in said
+
+
+def test_processes_share_the_cores(machine):
+    assert choose_threads(None, processes=2)[0] == 4
+    machine(3.0)
+    assert choose_threads(None, processes=2)[0] == 2
+    assert choose_threads(None, processes=100)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "running", "busy"), [(3.0, "5/900", 3.0), (3.0, "1/900", 0.0), (0.5, "9/900", 0.5), (3.0, "nonsense", 3.0)]
+)
+def test_what_has_just_ended_is_not_busy(monkeypatch, tmp_path, load, running, busy):
+    """It is still in the load of the last minute, but does not run."""
+    (tmp_path / "loadavg").write_text(f"{load} 1 1 {running} 1234\n")
+    monkeypatch.setattr(threads, "_RUNNING", tmp_path / "loadavg")
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 1.0, 1.0))
+    assert busy_cores() == pytest.approx(busy)
+    monkeypatch.setattr(threads, "_RUNNING", tmp_path / "nothing")
+    assert busy_cores() == load
+
+
+def test_a_run_says_what_it_chose_and_remembers_it(tiny, machine, capfd, monkeypatch):
+    machine(6.0)
+    folder = tiny.unfinished("run", 12, threads=None)
+    assert "longlens: 2 of 8 cores as others use the machine" in capfd.readouterr().err
+    assert [entry["threads"] for entry in read_environment(folder)] == [2]
+    machine(0.0)
+    tiny.train("run", threads=None)
+    said = capfd.readouterr().err
+    assert "2 of 8 cores as when this run was started" in said
+    assert "another environment" not in said
+    assert [entry["threads"] for entry in read_environment(folder)] == [2, 2]
