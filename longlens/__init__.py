@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longlens.api import load_run as load_run
     from longlens.api import sweep as sweep
     from longlens.api import train as train
-    from longlens.mixers.cache import LaSCache as LaSCache
+    from longlens.mixers.common import LaSCache as LaSCache
     from longlens.mixers.las import LaSAttention as LaSAttention
     from longlens.mixers.registry import create_mixer as create_mixer
     from longlens.mixers.registry import list_mixers as list_mixers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Comparison": "longlens.api",
     "LaSAttention": "longlens.mixers.las",
-    "LaSCache": "longlens.mixers.cache",
+    "LaSCache": "longlens.mixers.common",
     "Result": "longlens.api",
     "Run": "longlens.api",
     "compare": "longlens.api",
@@ -51,7 +51,7 @@ _HOME = {
     "train": "longlens.api",
 }
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str):

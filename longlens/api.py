@@ -35,7 +35,7 @@ def train(task: str | Task, mixer: str | type = "las", *, recipe: str = "mini", 
 
     Args:
         task: Name of the task, or a task.
-        mixer: Name of the mixer ('longlens list mixers' has all); its options are the flags --mixer.…
+        mixer: Name of the mixer ('longlens list mixers' has all); its options are flags --mixer.NAME.
         recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
     """
     (config,), runtime = _resolve(task, [mixer], recipe, (), changes)
@@ -96,7 +96,17 @@ def sweep(
 ) -> "Comparison":
     """Train all combinations of some values: ``sweep("listops", grid={"lr": [1e-3, 3e-3], "mixer.window": [3, 5]})``.
 
-    The best is chosen on the validation set. The other arguments are those of ``compare``.
+    The best is chosen on the validation set. Other arguments are those of ``train``.
+
+    Args:
+        task: Name of the task, or a task.
+        mixer: Name of the mixer ('longlens list mixers' has all), unless the grid has several.
+        grid: Fields and their values, all combinations of which are run.
+        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+        seeds: Seeds: one run of each combination for each; by default the one of --seed.
+        engine: Processes on this machine, or a Ray cluster.
+        jobs: Number of runs at a time on this machine.
+        address: Address of the Ray cluster; by default one is started on this machine.
     """
     configs, runtime = grid_configs(task, mixer, grid, recipe, seeds, changes)
     return run_configs(configs, runtime, engine=engine, jobs=jobs, address=address, choose=True)
@@ -159,12 +169,14 @@ def _is_only_here(config: Config) -> bool:
 
 def _run_here(config: Config, runtime: Runtime) -> "Outcome":
     from longlens.training.many import Outcome
+    from longlens.training.run import fingerprint, run_folder
 
+    folder = run_folder(config, runtime, fingerprint(config))
     try:
         result = train_config(config, runtime)
     except RunError as error:
-        return Outcome(config, runtime.runs, error=str(error))
-    return Outcome(config, result.folder, dict(result.values), was_there=result.was_there)
+        return Outcome(config, folder, error=str(error))
+    return Outcome(config, folder, dict(result.values), was_there=result.was_there)
 
 
 def _resolve(

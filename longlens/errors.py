@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code that a command ends with. Any other exception is a bug and keeps its traceback."""
+"""What can go wrong, with the exit code of a command. Any other exception is a bug and keeps its traceback."""
 
 
 class LongLensError(Exception):

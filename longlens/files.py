@@ -1,13 +1,15 @@
 """Files that are there whole or not at all, their checksums, and JSON that may be damaged."""
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from longlens.errors import BadInput
 
@@ -32,10 +34,19 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1))
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it. A pipe or a device, which may never end, is an error of the system, as a folder is."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path.open("rb")
+
+
 def read_json(path: Path) -> Any:
     """The value of a JSON file. FileNotFoundError if there is none, BadInput if it cannot be read."""
     try:
-        return json.loads(path.read_bytes())
+        with open_file(path) as file:
+            return json.loads(file.read())
     except FileNotFoundError:
         raise
     except RecursionError:
@@ -47,7 +58,7 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -89,3 +100,25 @@ def check_out(out: Path | None) -> Path | None:
         if not os.access(out if out.exists() else out.parent, os.W_OK):
             raise BadInput(f"cannot write {out}: permission denied")
     return out
+
+
+SEAL = "sha256"
+
+
+def write_sealed(path: Path, values: dict[str, Any]) -> None:
+    write_json(path, {**values, SEAL: _checksum(values)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The values of a file. FileNotFoundError if there is none, BadInput if it is not as it was written."""
+    values = read_json(path)
+    if not isinstance(values, dict) or values.pop(SEAL, None) != _checksum(values):
+        raise BadInput(f"{path} is not as it was written")
+    return values
+
+
+def _checksum(values: dict[str, Any]) -> str | None:
+    try:
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    except (RecursionError, ValueError):  # what no program of ours has written
+        return None

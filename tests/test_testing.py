@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import torch
+from support import broken_layers as layers
+from support.broken_layers import Dropout, Future, FutureInTraining, Mean, SaysBoth, Wide
 from torch import nn
 
 from longlens.cli import main
 from longlens.cli.check import check as check_command
 from longlens.errors import BadInput
-from longlens.mixers.registry import choose_mixer, find_mixer
+from longlens.mixers.registry import REGISTRY, choose_mixer, find_mixer, register
 from longlens.models.probe import ROUNDING, change_by_future, claims_causal
 from longlens.testing import (
     TWO_PROCESSES,
@@ -25,219 +27,46 @@ from longlens.testing import (
 )
 from longlens.testing.properties import PROPERTIES
 
-
-class Mean(nn.Module):
-    """The mean of all tokens so far, projected: the layer from which the others here derive, each with a bug."""
-
-    def __init__(self, d_model: int, device=None, dtype=None):
-        super().__init__()
-        self.inner = nn.Linear(d_model, 3 * d_model, device=device, dtype=dtype)
-        self.outer = nn.Linear(3 * d_model, d_model, device=device, dtype=dtype)
-
-    def forward(self, x, *, mask=None):
-        x = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
-        return self.project(x + x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None])
-
-    def project(self, x):
-        return self.outer(torch.tanh(self.inner(x)))
-
-    def step(self, x, state=None):
-        total, count = (torch.zeros_like(x), 0) if state is None else state
-        total, count = total + x, count + 1
-        return self.project(x + total / count), (total, count)
-
-
-class Future(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask) + x.flip(1)
-
-
-class FutureInTraining(Mean):
-    def forward(self, x, *, mask=None):
-        y = super().forward(x, mask=mask)
-        return y - y.mean(1, keepdim=True) if self.training else y
-
-
-class SaysBoth(Mean):
-    causal = False
-
-
-class Leaky(Mean):
-    causal = False
-
-    def forward(self, x, *, mask=None):
-        return self.project(x + x.mean(1, keepdim=True))
-
-
-class KeepsNan(Mean):
-    causal = False
-
-    def forward(self, x, *, mask=None):
-        return self.project(x + (x if mask is None else x * mask.unsqueeze(-1)).sum(1, keepdim=True))
-
-
-class CountsPadding(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask) / x.shape[1]
-
-
-class Forgetful(Mean):
-    def step(self, x, state=None):
-        return super().step(x, None)
-
-
-class InPlace(Mean):
-    def step(self, x, state=None):
-        total, count = ([torch.zeros_like(x)], [0]) if state is None else state
-        total[0], count[0] = total[0] + x, count[0] + 1
-        return self.project(x + total[0] / count[0]), (total, count)
-
-
-class Unused(Mean):
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.scale = nn.Parameter(torch.ones(1))
-
-
-class WrongBackward(Mean):
-    def forward(self, x, *, mask=None):
-        y = super().forward(x, mask=mask)
-        return y + 2 * (y - y.detach())
-
-
-class Wide(Mean):
-    def project(self, x):
-        return self.inner(x)
-
-
-class Tuple(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask), None
-
-
-class Single(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask).float()
-
-
-class NoHalf(Mean):
-    def forward(self, x, *, mask=None):
-        if x.dtype == torch.bfloat16:
-            raise RuntimeError("no kernel for bfloat16\nand a second line")
-        return super().forward(x, mask=mask)
-
-
-class Noisy(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask) + torch.rand(())
-
-
-class Blind(Mean):
-    def forward(self, x, *, mask=None):
-        return self.project(x)
-
-
-class NoEmpty(Mean):
-    def forward(self, x, *, mask=None):
-        return super().forward(x, mask=mask) + 0 * x.amax()
-
-
-class Small(Mean):
-    def __init__(self, d_model: int):
-        nn.Module.__init__(self)
-        self.inner = self.outer = nn.Linear(d_model, d_model)
-
-
-class Scalar(Mean):
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def project(self, x):
-        return self.scale * super().project(x)
-
-
-class Misnamed(Mean):
-    no_decay = ("inner.weihgt",)
-
-
-class Drawn(Mean):
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.shift = torch.randn(1).item()
-
-    def project(self, x):
-        return super().project(x + self.shift)
-
-
-class OnCpu(Mean):
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.shift = nn.Parameter(torch.zeros(d_model, device="cpu"))
-
-    def project(self, x):
-        return super().project(x + self.shift)
-
-
-class Still(Mean):
-    """It learns nothing."""
-
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.requires_grad_(False)
-
-
-class Dropout(Mean):
-    """Nothing is wrong with it: in training it is random."""
-
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.dropout = nn.Dropout(0.5)
-
-    def project(self, x):
-        return super().project(self.dropout(x))
-
-
-class BatchStatistics(Mean):
-    """A sequence changes the others of its batch, so that two processes differ from one."""
-
-    def forward(self, x, *, mask=None):
-        y = super().forward(x, mask=mask)
-        return y - y[:, :1].mean(0) if self.training else y
-
-
 BUGS = [
-    (Future, "causality", "later inputs change an output by"),
+    (layers.Future, "causality", "later inputs change an output by"),
     (
-        FutureInTraining,
+        layers.FutureInTraining,
         "causality",
         "of the largest in training mode: let it see the past alone, or say causal = False",
     ),
-    (SaysBoth, "both sides", "no output sees a later input, though the layer says that it is not causal"),
-    (SaysBoth, "steps", "step must raise a ValueError that says that it needs a causal layer"),
-    (Leaky, "padding", "what is in the padding reaches a token: fill it with 0 first"),
-    (KeepsNan, "padding", "what is in the padding reaches a token: fill it with 0 first"),
-    (CountsPadding, "padding", "padding changes the output of a token by .*: it must not see it"),
-    (Forgetful, "steps", "outputs of step differ from those of forward by"),
-    (InPlace, "steps", "a step changes the state that it is given: return a new one"),
-    (Unused, "gradients", "scale gets no gradient: use it, or register it as a buffer"),
-    (WrongBackward, "gradients", "they differ from a finite difference by .* of their norm: mend backward"),
-    (Wide, "shape and dtype", r"\(3, 1, 16\) becomes \(3, 1, 48\): return the shape of x"),
-    (Tuple, "shape and dtype", "forward returns a tuple: return the outputs alone"),
-    (Single, "shape and dtype", r"torch.float64 becomes torch.float32: make tensors with dtype=x.dtype"),
-    (NoHalf, "half precision", r"RuntimeError at test_testing.py:\d+, in forward: no kernel for bfloat16 and a second"),
-    (Noisy, "deterministic", "two evaluations differ: draw no random numbers in eval mode"),
-    (Blind, "past", "only 0 of 25 outputs see the token two before"),
-    (NoEmpty, "empty input", r"RuntimeError at .* in forward: .* \(x \(2, 0, 16\), torch.float32\)"),
+    (layers.SaysBoth, "both sides", "no output sees a later input, though the layer says that it is not causal"),
+    (layers.SaysBoth, "steps", "step must raise a ValueError that says that it needs a causal layer"),
+    (layers.Leaky, "padding", "what is in the padding reaches a token: fill it with 0 first"),
+    (layers.KeepsNan, "padding", "what is in the padding reaches a token: fill it with 0 first"),
+    (layers.CountsPadding, "padding", "padding changes the output of a token by .*: it must not see it"),
+    (layers.Forgetful, "steps", "outputs of step differ from those of forward by"),
+    (layers.InPlace, "steps", "a step changes the state that it is given: return a new one"),
+    (layers.Unused, "gradients", "scale gets no gradient: use it, or register it as a buffer"),
+    (layers.WrongBackward, "gradients", "they differ from a finite difference by .* of their norm: mend backward"),
+    (layers.Wide, "shape and dtype", r"\(3, 1, 16\) becomes \(3, 1, 48\): return the shape of x"),
+    (layers.Tuple, "shape and dtype", "forward returns a tuple: return the outputs alone"),
+    (layers.Single, "shape and dtype", r"torch.float64 becomes torch.float32: make tensors with dtype=x.dtype"),
     (
-        Small,
+        layers.NoHalf,
+        "half precision",
+        r"RuntimeError at broken_layers.py:\d+, in forward: no kernel for bfloat16 and a second",
+    ),
+    (layers.Noisy, "deterministic", "two evaluations differ: draw no random numbers in eval mode"),
+    (layers.Blind, "past", "only 0 of 25 outputs see the token two before"),
+    (layers.NoEmpty, "empty input", r"RuntimeError at .* in forward: .* \(x \(2, 0, 16\), torch.float32\)"),
+    (
+        layers.Small,
         "parameters",
         r"75 %, 75 % of attention, in a block \(D = 64, 256\): change its default sizes, or say why in",
     ),
-    (Scalar, "state dict", r"the parameter scale has no dimension, which FSDP refuses: give it the shape \(1,\)"),
-    (Misnamed, "state dict", "no_decay names 'inner.weihgt', which is no parameter"),
-    (Drawn, "state dict", "has other outputs: keep what it draws in a parameter or buffer"),
-    (OnCpu, "meta device", "shift is on cpu: make it with the argument device"),
+    (
+        layers.Scalar,
+        "state dict",
+        r"the parameter scale has no dimension, which FSDP refuses: give it the shape \(1,\)",
+    ),
+    (layers.Misnamed, "state dict", "no_decay names 'inner.weihgt', which is no parameter"),
+    (layers.Drawn, "state dict", "has other outputs: keep what it draws in a parameter or buffer"),
+    (layers.OnCpu, "meta device", "shift is on cpu: make it with the argument device"),
 ]
 
 
@@ -341,11 +170,11 @@ def test_the_probe(training):
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_two_processes():
-    checks = [check_mixer(layer)[-1] for layer in (Dropout, BatchStatistics, Unused)]
+    checks = check_two_processes([find_subject(layer) for layer in (layers.BatchStatistics, layers.Unused, Dropout)])
     assert [check.name for check in checks] == [TWO_PROCESSES] * 3
-    assert [check.passed for check in checks] == [True, False, False]
-    assert "with DDP differs from one process by" in checks[1].detail
-    assert "RuntimeError" in checks[2].detail
+    assert [check.passed for check in checks] == [False, False, True]
+    assert "with DDP differs from one process by" in checks[0].detail
+    assert "RuntimeError" in checks[1].detail
 
 
 def test_what_another_process_cannot_make_does_not_apply():
@@ -353,7 +182,7 @@ def test_what_another_process_cannot_make_does_not_apply():
         pass
 
     in_a_notebook = type("InANotebook", (Mean,), {"__module__": "no_file", "__qualname__": "InANotebook"})
-    found = check_two_processes([find_subject(layer) for layer in (Local, in_a_notebook, Still)])
+    found = check_two_processes([find_subject(layer) for layer in (Local, in_a_notebook, layers.Still)])
     assert [(check.passed, check.detail) for check in found] == [
         (None, "another process cannot make Local: define the class outside of functions"),
         (None, "another process cannot make InANotebook: put the class into a file"),
@@ -362,12 +191,6 @@ def test_what_another_process_cannot_make_does_not_apply():
 
 
 # The command
-
-
-def longlens(folder, *arguments, **environment):
-    everything = os.environ | {"NO_COLOR": "1", "COLUMNS": "80", **environment}
-    command = [sys.executable, "-m", "longlens", "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=everything, cwd=folder, check=False)
 
 
 def rows(text):
@@ -398,6 +221,7 @@ def test_the_command_checks_both_sides_of_a_layer_that_has_them(capsys):
     assert capsys.readouterr().out.startswith("s4d (bidirectional=True, state_size=4)")
 
 
+FAILED = ["causality", "padding", "half precision", "parameters"]
 LAYERS = """
 import torch
 from torch import nn
@@ -424,24 +248,33 @@ class Future(Good):
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_the_command_for_a_layer_of_ones_own(tmp_path):
+def test_the_command_for_layers_of_ones_own(tmp_path):
     (tmp_path / "mine.py").write_text(LAYERS)
-    good = longlens(tmp_path, "good", LONGLENS_IMPORT="mine.py")
-    assert good.returncode == 0, good.stdout + good.stderr
-    results = rows(good.stdout)
-    assert results[TWO_PROCESSES] == results["parameters"] == results["causality"] == "ok"
-    assert good.stdout.endswith("it keeps everything\n")
-    bad = longlens(tmp_path, "good", "future", "--no-processes", LONGLENS_IMPORT="mine.py")
-    assert bad.returncode == 1
-    assert "Traceback" not in bad.stdout + bad.stderr
-    assert rows(bad.stdout)["causality"] == "FAILED"
-    last = bad.stdout.splitlines()[-2:]
-    assert last[0] == "1 of 2 layers failed: future (causality, padding, half precision, parameters)"
-    assert last[1] == "--traceback shows where a layer raised an error"
-    assert "TypeError at mine.py:20, in forward: not in" in bad.stdout
-    bad = longlens(tmp_path, "future", "--no-processes", "--traceback", LONGLENS_IMPORT="mine.py")
-    assert bad.returncode == 1
-    assert 'mine.py", line 20, in forward' in bad.stdout
+    command = [sys.executable, "-m", "longlens", "check", "good", "future", "--traceback"]
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "80", "LONGLENS_IMPORT": "mine.py"}
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert found.returncode == 1, found.stderr
+    good, bad = (rows(part) for part in re.split(r"^future", found.stdout, flags=re.MULTILINE))
+    assert "FAILED" not in good.values()
+    assert good[TWO_PROCESSES] == good["parameters"] == good["causality"] == bad[TWO_PROCESSES] == "ok"
+    assert {name for name, result in bad.items() if result == "FAILED"} == set(FAILED)
+    assert "TypeError at mine.py:20, in forward: not in" in found.stdout
+    assert 'mine.py", line 20, in forward' in found.stdout
+    assert found.stdout.splitlines()[-1] == f"1 of 2 layers failed: future ({', '.join(FAILED)})"
+
+
+def test_a_failure_without_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
+    register("no-half", size_note="it is larger than attention, for a test")(layers.NoHalf)
+    with pytest.raises(SystemExit) as stopped:
+        check_command(("no-half",), processes=False)
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 1
+    assert {name for name, result in rows(shown).items() if result == "FAILED"} == {"half precision"}
+    assert "Traceback" not in shown
+    *_, first, second = shown.splitlines()
+    assert first == "1 of 1 layers failed: no-half (half precision)"
+    assert second == "--traceback shows where a layer raised an error"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from longlens.bench.measure import check_given, peak_memory, time_interleaved, w
 from longlens.bench.split import SplitSheet
 from longlens.files import check_out
 from longlens.mixers.las import LaSAttention
+from longlens.ops.checks import AttentionOptions
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import smooth_values
@@ -24,7 +26,12 @@ from longlens.reports.sheet import Column, Sheet
 from longlens.training.distributed import choose_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MEASURES = ("forward_s", "forward_peak_bytes", "forward_backward_s", "forward_backward_peak_bytes")
+MEASURES = {  # what is measured: the name of its column, the factor to its unit, and how it is shown
+    "forward_s": ("forward", 1e3, "{:,.2f} ms"),
+    "forward_backward_s": ("both", 1e3, "{:,.2f} ms"),
+    "forward_peak_bytes": ("memory, forward", 2.0**-20, "{:,.1f} MiB"),
+    "forward_backward_peak_bytes": ("memory, both", 2.0**-20, "{:,.1f} MiB"),
+}
 
 
 def bench_attention(
@@ -63,38 +70,28 @@ def bench_attention(
     check_given(lengths=lengths, head_dims=head_dims, groups=groups)
     where = choose_device(device)
     check_out(out)
-    settings = {
-        "heads": heads,
-        "batch": batch,
-        "window": window,
-        "max_rate": max_rate,
-        "chunk_size": chunk_size,
-        "device": where.type,
-        "dtype": dtype,
-        "rounds": rounds,
-    }
+    settings = {"heads": heads, "batch": batch, "window": window, "max_rate": max_rate, "chunk_size": chunk_size}
+    settings |= {"device": where.type, "dtype": dtype, "rounds": rounds}
     rows: list[dict[str, Any]] = []
-    count = 0
+    said: list[str] = []
+    turns = count()
     with progress("attention", len(head_dims) * len(lengths) * len(groups)) as done:
         for head_dim in head_dims:
-            layer = LaSAttention(
-                heads * head_dim, heads, max_rate=max_rate, window=window, device=where, dtype=DTYPES[dtype]
-            )
+            options = {"max_rate": max_rate, "window": window, "device": where, "dtype": DTYPES[dtype]}
+            layer = LaSAttention(heads * head_dim, heads, **options)
             for length in lengths:
                 for group in groups:
-                    note = f"d = {head_dim}, L = {length:,}, {group}"
-                    done(count, note)
-                    candidates = _candidates(group, layer, batch, length, chunk_size, flex)
-                    measured = _measure(candidates, rounds, where, partial(done, count, note))
+                    on_turn = partial(done, next(turns), f"d = {head_dim}, L = {length:,}, {group}")
+                    on_turn()
+                    measured = _measure(
+                        _candidates(group, layer, batch, length, chunk_size, flex), rounds, where, on_turn
+                    )
                     rows += [{"group": group, "length": length, "head_dim": head_dim} | cell for cell in measured]
-                    count += 1
-                if out is not None:  # after each length, so that nothing is lost when it is interrupted
-                    write_result(out, where, {"settings": settings, "rows": rows})
-    printed: list[Sheet | str] = [
-        _table(f"{heads} heads of {head_dim}, batch {batch}, {dtype}", [r for r in rows if r["head_dim"] == head_dim])
-        for head_dim in head_dims
-    ]
-    return printed if out is None else [*printed, f"written to {out}"]
+                # After each length, so that nothing is lost when it is interrupted.
+                said = write_result(out, where, {"settings": settings, "rows": rows})
+    about = f"batch {batch}, {dtype}"
+    tables = [_table(f"{heads} heads of {d}, {about}", [r for r in rows if r["head_dim"] == d]) for d in head_dims]
+    return [*tables, *said]
 
 
 @dataclass
@@ -124,31 +121,22 @@ def _candidates(
     group: str, layer: LaSAttention, batch: int, length: int, chunk_size: int, flex: bool
 ) -> list[Candidate]:
     """What a group compares, for the sizes of a layer; the first is what the others are compared with."""
-    weight = layer.in_proj.weight
+    weight, heads = layer.in_proj.weight, layer.num_heads
     if group == "layer":
-        x = torch.randn(batch, length, layer.embed_dim, device=weight.device, dtype=weight.dtype)
-        return _layer(layer, x)
-    shape = (batch, layer.num_heads, length, layer.embed_dim // layer.num_heads)
+        return _layer(layer, torch.randn(batch, length, layer.embed_dim, device=weight.device, dtype=weight.dtype))
+    shape = (batch, heads, length, layer.embed_dim // heads)
     inputs = tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(3))
     if group == "chunk":
         return _chunk(layer, inputs, chunk_size)
-    return [*_attention(layer, inputs), *([_flex(layer, inputs)] if flex else [])]
-
-
-def _attention(layer: LaSAttention, inputs: tuple[Tensor, ...]) -> list[Candidate]:
-    """The operator: plain, LaS, LaS by its formula, and in linear time."""
-    batch, heads, length, _ = inputs[0].shape
-    options = {"decay": layer.rates, "smoothing": layer.window}
+    options: AttentionOptions = {"decay": layer.rates, "smoothing": layer.window}
+    skipped = _too_large(batch * heads * length**2, weight.device)
+    formula = Candidate("las formula", partial(las_attention_reference, **options), inputs, skipped=skipped)
     return [
-        Candidate("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), inputs),
-        Candidate("las", lambda q, k, v: las_attention(q, k, v, **options), inputs),
-        Candidate(
-            "las formula",
-            lambda q, k, v: las_attention_reference(q, k, v, **options),
-            inputs,
-            skipped=_too_large(batch * heads * length**2, inputs[0].device),
-        ),
-        Candidate("las linear", lambda q, k, v: las_attention(q, k, v, **options, backend="linear"), inputs),
+        Candidate("sdpa", partial(F.scaled_dot_product_attention, is_causal=True), inputs),
+        Candidate("las", partial(las_attention, **options), inputs),
+        formula,
+        Candidate("las linear", partial(las_attention, **options, backend="linear"), inputs),
+        *([_flex(layer, inputs)] if flex else []),
     ]
 
 
@@ -158,13 +146,11 @@ def _chunk(layer: LaSAttention, inputs: tuple[Tensor, ...], size: int) -> list[C
     if shape[2] <= size or shape[2] % size != 0:
         return []
 
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key, value = (x.unflatten(2, (-1, size)).flatten(1, 2) for x in (query, key, value))
+    def plain(*inputs: Tensor) -> Tensor:
+        query, key, value = (x.unflatten(2, (-1, size)).flatten(1, 2) for x in inputs)
         return F.scaled_dot_product_attention(query, key, value, is_causal=True).view(shape)
 
-    def las(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return las_attention(query, key, value, decay=layer.rates, smoothing=layer.window, chunk_size=size)
-
+    las = partial(las_attention, decay=layer.rates, smoothing=layer.window, chunk_size=size)
     return [Candidate(f"sdpa, chunks of {size}", plain, inputs), Candidate(f"las, chunks of {size}", las, inputs)]
 
 
@@ -208,23 +194,21 @@ def _measure(
     candidates: list[Candidate], rounds: int, device: torch.device, on_turn: Callable[[], object]
 ) -> list[dict[str, Any]]:
     """Time and memory of the candidates of a group, and their ratios to the first one."""
-    running = [c for c in candidates if c.skipped is None]
-    forward = {c.name: c.forward for c in running}
-    both = {c.name: c.forward_backward for c in running if c.has_backward}
-    forward_times = time_interleaved(forward, device, rounds, on_turn=on_turn)
-    both_times = time_interleaved(both, device, rounds, on_turn=on_turn)
-    cells: list[dict[str, Any]] = []
-    for candidate in candidates:
-        name, cell = candidate.name, {"name": candidate.name, "skipped": candidate.skipped}
-        cell["forward_s"] = forward_times[name].best if name in forward else None
-        cell["forward_backward_s"] = both_times[name].best if name in both else None
-        cell["forward_peak_bytes"] = peak_memory(forward[name], device) if name in forward else None
-        cell["forward_backward_peak_bytes"] = peak_memory(both[name], device) if name in both else None
-        on_turn()
-        for measure in MEASURES:
-            first = (cells or [cell])[0][measure]
-            cell[measure.rpartition("_")[0] + "_ratio"] = cell[measure] / first if cell[measure] and first else None
-        cells.append(cell)
+    running = [candidate for candidate in candidates if candidate.skipped is None]
+    cells: list[dict[str, Any]] = [{"name": candidate.name, "skipped": candidate.skipped} for candidate in candidates]
+    for part, jobs in (
+        ("forward", {c.name: c.forward for c in running}),
+        ("forward_backward", {c.name: c.forward_backward for c in running if c.has_backward}),
+    ):
+        times = time_interleaved(jobs, device, rounds, on_turn=on_turn)
+        for cell in cells:
+            job = jobs.get(cell["name"])
+            cell[f"{part}_s"] = None if job is None else times[cell["name"]].best
+            cell[f"{part}_peak_bytes"] = None if job is None else peak_memory(job, device)
+            on_turn()
+    for measure, cell in product(MEASURES, cells):
+        number, first = cell[measure], cells[0][measure]
+        cell[measure.rpartition("_")[0] + "_ratio"] = number / first if number and first else None
     return cells
 
 
@@ -239,23 +223,18 @@ def _too_large(scores: int, device: torch.device) -> str | None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    names = ("forward", "both", "memory, forward", "memory, both")
-    columns = [Column(name, 1, number=True) for name in names]
+    columns = [Column(name, 1, number=True) for name, _, _ in MEASURES.values()]
     table = SplitSheet(title, [Column("L", number=True), Column("attention"), *columns])
     for row in rows:
-        times = [_with_ratio(row, part, "s", 1e3, ".2f", "ms") for part in ("forward", "forward_backward")]
-        memory = [
-            _with_ratio(row, f"{part}_peak", "bytes", 2.0**-20, ".1f", "MiB")
-            for part in ("forward", "forward_backward")
-        ]
-        table.rows.append([f"{row['length']:,}", row["name"], *times, *memory])
+        table.rows.append([f"{row['length']:,}", row["name"], *(_with_ratio(row, measure) for measure in MEASURES)])
     table.notes.append("both: forward and backward. ×: relative to the first line of each group; best of all rounds.")
     table.notes += [f"{row['name']} at L = {row['length']:,}: {row['skipped']}" for row in rows if row["skipped"]]
     return table
 
 
-def _with_ratio(row: dict[str, Any], name: str, unit: str, factor: float, form: str, shown: str) -> str:
-    number, ratio = row[f"{name}_{unit}"], row[f"{name}_ratio"]
+def _with_ratio(row: dict[str, Any], measure: str) -> str:
+    (_, factor, form), number = MEASURES[measure], row[measure]
     if number is None:
         return "–"
-    return f"{format(number * factor, ',' + form)} {shown}" + ("" if ratio is None else f" ×{ratio:.2f}")
+    ratio = row[measure.rpartition("_")[0] + "_ratio"]
+    return form.format(number * factor) + ("" if ratio is None else f" ×{ratio:.2f}")

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from longlens.bench.measure import check_given, write_result
+from longlens.bench.measure import check_given, make_table, write_result
 from longlens.errors import BadInput
 from longlens.files import check_out
 from longlens.models.heads import loss_sum
 from longlens.models.model import create_model
 from longlens.options import REQUIRED, Size, options_of
 from longlens.progress import progress
-from longlens.reports.sheet import Column, Sheet
+from longlens.reports.sheet import Sheet
 from longlens.tasks.base import StoredTask, Task, create_task, find_task, list_tasks
 from longlens.tasks.generated import GeneratedTask
 
@@ -66,8 +66,8 @@ def bench_data(
             except BadInput as error:
                 missing.setdefault(str(error), []).append(name)
     notes = [f"{', '.join(tasks)}: not measured: {reason}" for reason, tasks in missing.items()]
-    printed: list[Sheet | str] = [_table(rows), *notes] if rows else list(notes)
-    return printed if out is None else [*printed, write_result(out, torch.device("cpu"), {"rows": rows})]
+    said = write_result(out, torch.device("cpu"), {"rows": rows})
+    return [*([_table(rows)] if rows else []), *notes, *said]
 
 
 def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tuple[Task, dict[str, Any]]:
@@ -95,17 +95,15 @@ def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tu
 
 def _measure_import(task: StoredTask, source: Path) -> dict[str, Any]:
     """Seconds to import a set from the folder below ``source`` that has its name."""
-    names = {_plain(task.name), _plain(str(task.identity().get("data", "")))}
-    folder = next((path for path in sorted(source.iterdir()) if path.is_dir() and _plain(path.name) in names), None)
+    data = str(task.identity().get("data", ""))
+    names = {name.replace("-", "").lower() for name in (task.name, data)}
+    folders = [path for path in sorted(source.iterdir()) if path.is_dir()]
+    folder = next((path for path in folders if path.name.replace("-", "").lower() in names), None)
     if folder is None:
-        raise BadInput(f"there is no folder {task.identity().get('data', task.name)} in {source}")
+        raise BadInput(f"there is no folder {data or task.name} in {source}")
     start = time.perf_counter()
     task.prepare(folder, force=True)
     return {"import_seconds": time.perf_counter() - start}
-
-
-def _plain(name: str) -> str:
-    return name.replace("-", "").lower()
 
 
 def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
@@ -152,23 +150,21 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Sheet:
-    columns = [Column(name, number=True) for name in ("made", "batch × L", "load", "train", "ratio")]
-    table = Sheet("making a set, loading a batch of it, training on the batch", [Column("task"), *columns])
-    for row in rows:
-        made = f"{row['generated_per_second']:,.0f} / s" if "generated_per_second" in row else ""
-        table.rows.append(
-            [
-                row["name"] + ("*" if "stand_in" in row else ""),
-                made or f"{row['import_seconds']:.1f} s",
-                f"{row['batch']} × {row['length']:,}",
-                f"{row['load_ms']:.2f} ms",
-                f"{row['train_ms']:,.0f} ms",
-                f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
-            ]
-        )
-    table.notes.append(
-        "made: samples a second that one core generates, or seconds to import the set. ratio: load / train."
-    )
+    columns = {
+        "task": lambda row: row["name"] + ("*" if "stand_in" in row else ""),
+        "made": lambda row: (
+            f"{row['generated_per_second']:,.0f} / s"
+            if "generated_per_second" in row
+            else f"{row['import_seconds']:.1f} s"
+        ),
+        "batch × L": lambda row: f"{row['batch']} × {row['length']:,}",
+        "load": lambda row: f"{row['load_ms']:.2f} ms",
+        "train": lambda row: f"{row['train_ms']:,.0f} ms",
+        "ratio": lambda row: f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
+    }
+    table = make_table("making a set, loading a batch of it, training on the batch", rows, columns)
+    note = "made: samples a second that one core generates, or seconds to import the set. ratio: load / train."
+    table.notes.append(note)
     if any("stand_in" in row for row in rows):
         table.notes.append("*: a stand-in, or a part of the set, and not the set itself.")
     return table

@@ -4,6 +4,7 @@ Forward and backward of one layer, all layers in turn, at equal width and length
 """
 
 from collections.abc import Callable
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,20 +56,16 @@ def bench_layers(
         find_mixer(name)
     where = choose_device(device)
     check_out(out)
-    rows = _measure(names, tuple(sorted(set(lengths))), width, heads, batch, rounds, where)
+    rows = _measure(names, sorted(set(lengths)), width, heads, batch, rounds, where)
     about = f"width {width}, batch {batch}"
-    printed: list[Sheet | str] = [_time_table(rows, about), _memory_table(rows, about)]
-    if out is not None:
-        size = {"width": width, "heads": heads, "batch": batch}
-        printed.append(write_result(out, where, {"size": size, "rounds": rounds, "rows": rows}))
-    return printed
+    size = {"width": width, "heads": heads, "batch": batch}
+    said = write_result(out, where, {"size": size, "rounds": rounds, "rows": rows})
+    return [_time_table(rows, about), _memory_table(rows, about), *said]
 
 
-def build_layer(name: str, width: int, heads: int, length: int, device: torch.device) -> nn.Module:
-    """A layer with its defaults, but for the heads."""
-    options = {"heads": heads} if "heads" in find_mixer(name).options else {}
-    torch.manual_seed(0)
-    return choose_mixer(name, **options).build(width, max_length=length, device=device)
+def heads_of(name: str, heads: int) -> dict[str, Any]:
+    """The option of a layer that has heads."""
+    return {"heads": heads} if "heads" in find_mixer(name).options else {}
 
 
 def forward_backward(layer: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Job:
@@ -81,33 +78,23 @@ def forward_backward(layer: nn.Module, shape: tuple[int, int, int], device: torc
 
 
 def _measure(
-    mixers: tuple[str, ...],
-    lengths: tuple[int, ...],
-    width: int,
-    heads: int,
-    batch: int,
-    rounds: int,
-    device: torch.device,
+    mixers: tuple[str, ...], lengths: list[int], width: int, heads: int, batch: int, rounds: int, device: torch.device
 ) -> list[Row]:
     """All layers at all lengths in turn, so that a slow minute of the machine does not look like a slow length."""
-    layers = {(name, length): build_layer(name, width, heads, length, device) for name in mixers for length in lengths}
+    layers: dict[tuple[str, int], nn.Module] = {}
+    for name, length in product(mixers, lengths):
+        torch.manual_seed(0)
+        mixer = choose_mixer(name, **heads_of(name, heads))
+        layers[name, length] = mixer.build(width, max_length=length, device=device)
     jobs = {key: forward_backward(layer, (batch, key[1], width), device) for key, layer in layers.items()}
-    rows = []
+    rows, turns = [], count(1)
     with progress("layers", len(jobs) * (rounds + 1)) as done:
-        turns = iter(range(1, len(jobs) * (rounds + 1) + 1))
         timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)), long=10.0)
         for (name, length), layer in layers.items():
             traits = find_mixer(name).traits
-            rows.append(
-                {
-                    "mixer": name,
-                    "length": length,
-                    "parameters": count_parameters(layer),
-                    "cost": None if traits is None else traits.cost,
-                    "seconds": timings[name, length].best,
-                    "bytes": peak_memory(jobs[name, length], device),
-                }
-            )
+            row = {"mixer": name, "length": length, "parameters": count_parameters(layer)}
+            row |= {"cost": None if traits is None else traits.cost, "seconds": timings[name, length].best}
+            rows.append(row | {"bytes": peak_memory(jobs[name, length], device)})
             done(next(turns), "memory")
     return rows
 
@@ -136,13 +123,11 @@ def _time_table(rows: list[Row], about: str) -> Sheet:
 
 def _memory_table(rows: list[Row], about: str) -> Sheet:
     def cell(row: Row, plain: Row) -> str:
-        ratio = row["bytes"] / max(plain["bytes"], 1)
-        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(ratio)}"
+        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / max(plain['bytes'], 1))}"
 
     table = _table(f"peak memory, {about}", rows, cell)
-    table.notes.append(
-        "×: relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
-    )
+    note = "×: relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
+    table.notes.append(note)
     return table
 
 

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from longlens.environment import environment
 from longlens.errors import BadInput
 from longlens.files import write_json
+from longlens.reports.sheet import Column, Sheet
+from longlens.training.machine import environment
 
 Job = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -59,17 +62,13 @@ def time_interleaved(
 
 
 def _time(job: Job, repeats: int, device: torch.device) -> float:
-    _synchronize(device)
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    synchronize()
     start = time.perf_counter()
     for _ in range(repeats):
         job()
-    _synchronize(device)
+    synchronize()
     return (time.perf_counter() - start) / repeats
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_memory(job: Job, device: torch.device) -> int:
@@ -85,12 +84,8 @@ def peak_memory(job: Job, device: torch.device) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         job()
     results = getattr(profiler.profiler, "kineto_results")  # noqa: B009 (not in torch's type hints)
-    events = [e for e in results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(accumulate((event.nbytes() for event in events), initial=0))
 
 
 def check_given(**lists: tuple[Any, ...] | None) -> None:
@@ -100,7 +95,15 @@ def check_given(**lists: tuple[Any, ...] | None) -> None:
             raise BadInput(f"{name} must have at least one value, got none: leave it out for the default")
 
 
-def write_result(out: Path, device: torch.device, result: dict[str, Any]) -> str:
-    """Write figures and the environment, and return the line that says so."""
+def write_result(out: Path | None, device: torch.device, result: dict[str, Any]) -> list[str]:
+    """Write figures and the environment, if there is a place for them, and return the line that says so."""
+    if out is None:
+        return []
     write_json(out, {"environment": environment(device), **result})
-    return f"written to {out}"
+    return [f"written to {out}"]
+
+
+def make_table(title: str, rows: list[dict[str, Any]], columns: dict[str, Callable[[Any], str]]) -> Sheet:
+    """A line for each row; each column has a function that shows it. The first column is text, the others numbers."""
+    cells = [[show(row) for show in columns.values()] for row in rows]
+    return Sheet(title, [Column(name, number=index > 0) for index, name in enumerate(columns)], cells)

@@ -5,6 +5,7 @@ run's time that is not spent in forward, backward and optimizer.
 """
 
 import tempfile
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -12,21 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from longlens.bench.measure import Job, check_given, time_interleaved, write_result
+from longlens.bench.layers import heads_of
+from longlens.bench.measure import Job, check_given, make_table, time_interleaved, write_result
 from longlens.files import check_out
 from longlens.mixers.common import check_heads
-from longlens.mixers.registry import find_mixer
 from longlens.models.heads import loss_sum
 from longlens.models.model import count_parameters, create_model
 from longlens.options import Size
 from longlens.progress import progress
-from longlens.reports.sheet import Column, Sheet
+from longlens.reports.sheet import Sheet
 from longlens.tasks.base import Spec
 from longlens.training.config import Config, TrainingConfig, load_recipe
 from longlens.training.distributed import choose_device
 from longlens.training.loop import train_run
-from longlens.training.optimizer import make_optimizer
 from longlens.training.runtime import Runtime
+from longlens.training.step import make_optimizer
 
 GPT2 = "GPT-2 of transformers"
 
@@ -72,21 +73,16 @@ def bench_model(
     check_out(out)
     speed = _measure_models(models, spec, batch, rounds, where)
     overhead = [_measure_loop(config, device) for config in configs]
+    size = {"depth": depth, "width": width, "heads": heads, "length": length, "batch": batch, "vocabulary": vocabulary}
+    said = write_result(out, where, {"size": size, "speed": speed, "overhead": overhead})
     title = f"a training step, {depth} blocks of width {width}, batch {batch} × {length}"
-    printed: list[Sheet | str] = [_speed_table(title, speed), _overhead_table(overhead)]
-    if out is not None:
-        size = {"depth": depth, "width": width, "heads": heads, "length": length, "batch": batch}
-        result = {"size": size | {"vocabulary": vocabulary}, "speed": speed, "overhead": overhead}
-        printed.append(write_result(out, where, result))
-    return printed
+    return [_speed_table(title, speed), _overhead_table(overhead), *said]
 
 
 def _create_models(spec: Spec, mixers: tuple[str, ...], depth: int, width: int, heads: int) -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    models: dict[str, nn.Module] = {}
-    for name in mixers:
-        options: dict[str, Any] = {"heads": heads} if "heads" in find_mixer(name).options else {}
-        models[name] = create_model(spec, name, depth=depth, width=width, positions="learned", tied=True, **options)
+    size: dict[str, Any] = {"depth": depth, "width": width, "positions": "learned", "tied": True}
+    models: dict[str, nn.Module] = {name: create_model(spec, name, **size, **heads_of(name, heads)) for name in mixers}
     gpt2 = _gpt2(spec, depth, width, heads)
     return models if gpt2 is None else {**models, GPT2: gpt2}
 
@@ -97,20 +93,15 @@ def _gpt2(spec: Spec, depth: int, width: int, heads: int) -> nn.Module | None:
         from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    config = GPT2Config(
-        vocab_size=spec.size,
-        n_positions=spec.max_length,
-        n_embd=width,
-        n_layer=depth,
-        n_head=heads,
-        activation_function="gelu",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes = {
+        "vocab_size": spec.size,
+        "n_positions": spec.max_length,
+        "n_embd": width,
+        "n_layer": depth,
+        "n_head": heads,
+    }
+    without = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    config = GPT2Config(**sizes, **without, activation_function="gelu", bos_token_id=0, eos_token_id=0)
     config._attn_implementation = "sdpa"
     return GPT2LMHeadModel(config)
 
@@ -120,28 +111,23 @@ def _measure_models(
 ) -> list[dict[str, Any]]:
     """Milliseconds of a training step on the same batch, turn by turn."""
     tokens = torch.randint(spec.size, (batch, spec.max_length + 1), device=device)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    jobs = {name: _step(model.to(device), spec, inputs, targets) for name, model in models.items()}
+    jobs = {name: _step(model.to(device), spec, tokens) for name, model in models.items()}
     with progress("models", rounds * len(jobs)) as done:
         turns = count(1)
         timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)))
-    return [
-        {
-            "name": name,
-            "parameters": count_parameters(models[name]),
-            "step_ms": 1e3 * timing.best,
-            "tokens_per_second": batch * spec.max_length / timing.best,
-        }
-        for name, timing in timings.items()
-    ]
+    rows = []
+    for name, timing in timings.items():
+        speed = {"step_ms": 1e3 * timing.best, "tokens_per_second": batch * spec.max_length / timing.best}
+        rows.append({"name": name, "parameters": count_parameters(models[name])} | speed)
+    return rows
 
 
-def _step(model: nn.Module, spec: Spec, inputs: Tensor, targets: Tensor) -> Job:
-    optimizer = make_optimizer(model, TrainingConfig(steps=1))
+def _step(model: nn.Module, spec: Spec, tokens: Tensor) -> Job:
+    optimizer, targets = make_optimizer(model, TrainingConfig(steps=1)), tokens[:, 1:]
 
     def step() -> None:
         optimizer.zero_grad()
-        outputs = model(inputs)
+        outputs = model(tokens[:, :-1])
         logits = outputs if isinstance(outputs, Tensor) else outputs.logits
         (loss_sum(spec, logits, targets) / targets.numel()).backward()
         optimizer.step()
@@ -153,36 +139,34 @@ def _measure_loop(config: Config, device: Literal["auto", "cpu", "cuda"]) -> dic
     """A real run, in a folder that is deleted; its last evaluation and test are small."""
     with tempfile.TemporaryDirectory(prefix="longlens-bench-") as folder:
         result = train_run(config, Runtime(runs=Path(folder), device=device))
-    per_step = result["tokens"] / result["tokens_per_second"] / result["steps"]
-    return {
-        "name": config.task.name,
-        "task": result["task"],
-        "batch_size": config.training.batch_size,
-        "step_ms": 1e3 * per_step,
-        "overhead": result["overhead"],
-    }
+    step = result["tokens"] / result["tokens_per_second"] / result["steps"]
+    about = {"name": config.task.name, "task": result["task"], "batch_size": config.training.batch_size}
+    return about | {"step_ms": 1e3 * step, "overhead": result["overhead"]}
 
 
 def _speed_table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    columns = [Column(name, number=True) for name in ("parameters", "step", "tokens/s")]
-    table = Sheet(title, [Column("model"), *columns])
-    for row in rows:
-        step = f"{row['step_ms']:,.1f} ms"
-        table.rows.append([row["name"], f"{row['parameters']:,}", step, f"{row['tokens_per_second']:,.0f}"])
+    columns: dict[str, Callable[[Any], str]] = {
+        "model": lambda row: row["name"],
+        "parameters": lambda row: f"{row['parameters']:,}",
+        "step": lambda row: f"{row['step_ms']:,.1f} ms",
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    }
     other = next((row["step_ms"] for row in rows if row["name"] == GPT2), None)
+    if other is not None:
+        columns["time / GPT-2's"] = lambda row: f"×{row['step_ms'] / other:.2f}"
+    table = make_table(title, rows, columns)
     if other is None:
         table.notes.append("GPT-2 is not measured, as transformers is not installed: pip install transformers")
-        return table
-    table.columns.append(Column("time / GPT-2's", number=True))
-    for cells, row in zip(table.rows, rows, strict=True):
-        cells.append(f"×{row['step_ms'] / other:.2f}")
     return table
 
 
 def _overhead_table(rows: list[dict[str, Any]]) -> Sheet:
-    columns = [Column(name, number=True) for name in ("batch", "step", "outside forward, backward, optimizer")]
-    table = Sheet("the training loop, LaS by the mini recipe", [Column("task"), *columns])
-    for row in rows:
-        overhead = "–" if row["overhead"] is None else f"{100 * row['overhead']:.1f} %"
-        table.rows.append([row["name"], str(row["batch_size"]), f"{row['step_ms']:,.0f} ms", overhead])
-    return table
+    columns: dict[str, Callable[[Any], str]] = {
+        "task": lambda row: row["name"],
+        "batch": lambda row: str(row["batch_size"]),
+        "step": lambda row: f"{row['step_ms']:,.0f} ms",
+        "outside forward, backward, optimizer": lambda row: (
+            "–" if row["overhead"] is None else f"{100 * row['overhead']:.1f} %"
+        ),
+    }
+    return make_table("the training loop, LaS by the mini recipe", rows, columns)

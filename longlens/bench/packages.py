@@ -8,24 +8,34 @@ import io
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.bench.layers import forward_backward
-from longlens.bench.measure import check_given, time_interleaved, write_result
+from longlens.bench.measure import check_given, make_table, time_interleaved, write_result
 from longlens.errors import BadInput
 from longlens.files import check_out
 from longlens.mixers.common import MultiHead, check_heads
 from longlens.mixers.registry import create_mixer
 from longlens.options import Size, nearest
 from longlens.progress import progress
-from longlens.reports.sheet import Column, Sheet
+from longlens.reports.sheet import Sheet
 from longlens.training.distributed import choose_device
 
 Pair = tuple[nn.Module, nn.Module]  # ours, theirs
+
+
+class Sizes(NamedTuple):
+    batch: int
+    length: int
+    width: int
+    heads: int
+
+
+Maker = Callable[[Any, Sizes], Pair]
 
 
 def bench_packages(
@@ -65,71 +75,73 @@ def bench_packages(
         for name in chosen:
             module, make = PACKAGES[name]
             try:
-                import_module(module)
+                package = import_module(module)
             except ImportError:
                 notes.append(f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'")
                 continue
             for length in lengths:
                 row = {"package": name, "length": length}
                 try:
-                    rows.append(row | _measure(make, (batch, length, width), heads, rounds, where))
+                    row |= _measure(make, package, Sizes(batch, length, width, heads), rounds, where)
                 except (RuntimeError, ValueError, AssertionError) as error:  # a size that a package does not take
-                    rows.append(row | {"refused": str(error).splitlines()[0]})
-                    notes.append(f"{name} at L = {length:,}: {rows[-1]['refused']}")
+                    row["refused"] = str(error).splitlines()[0]
+                    notes.append(f"{name} at L = {length:,}: {row['refused']}")
+                rows.append(row)
                 done(len(rows), name)
     table = _table(f"forward and backward of a layer, width {width}, {heads} heads, batch {batch}", rows)
-    if out is not None:
-        size = {"width": width, "heads": heads, "batch": batch}
-        notes.append(write_result(out, where, {"size": size, "rounds": rounds, "rows": rows}))
-    return [table, *notes]
+    size = {"width": width, "heads": heads, "batch": batch}
+    return [table, *notes, *write_result(out, where, {"size": size, "rounds": rounds, "rows": rows})]
 
 
-def _measure(
-    make: Callable[[int, int, int, int], Pair],
-    shape: tuple[int, int, int],
-    heads: int,
-    rounds: int,
-    device: torch.device,
-) -> dict[str, Any]:
+def _measure(make: Maker, package: Any, size: Sizes, rounds: int, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()):  # some packages print advice
-        ours, theirs = (layer.to(device) for layer in make(*shape, heads))
-    jobs = {name: forward_backward(layer, shape, device) for name, layer in (("ours", ours), ("theirs", theirs))}
-    timings = time_interleaved(jobs, device, rounds, long=10.0)
-    return {name: timing.best for name, timing in timings.items()}
+        layers = dict(zip(("ours", "theirs"), make(package, size), strict=True))
+    jobs = {name: forward_backward(layer.to(device), size[:3], device) for name, layer in layers.items()}
+    return {name: timing.best for name, timing in time_interleaved(jobs, device, rounds, long=10.0).items()}
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    columns = [Column(name, number=True) for name in ("L", "theirs, ms", "ours, ms", "theirs / ours")]
-    table = Sheet(title, [Column("package"), *columns])
-    for row in rows:
-        cells = ["–", "–", "–"]
-        if "refused" not in row:
-            cells = [f"{1e3 * row['theirs']:,.1f}", f"{1e3 * row['ours']:,.1f}", f"×{row['theirs'] / row['ours']:.2f}"]
-        table.rows.append([row["package"], f"{row['length']:,}", *cells])
-    return table
+    columns = {
+        "package": lambda row: row["package"],
+        "L": lambda row: f"{row['length']:,}",
+        "theirs, ms": lambda row: "–" if "refused" in row else f"{1e3 * row['theirs']:,.1f}",
+        "ours, ms": lambda row: "–" if "refused" in row else f"{1e3 * row['ours']:,.1f}",
+        "theirs / ours": lambda row: "–" if "refused" in row else f"×{row['theirs'] / row['ours']:.2f}",
+    }
+    return make_table(title, rows, columns)
 
 
-def _linformer(batch: int, length: int, width: int, heads: int) -> Pair:
-    theirs = import_module("linformer").LinformerSelfAttention(width, length, k=256, heads=heads)
-    ours = create_mixer("linformer", width, max_length=length, heads=heads, share="headwise", bias=False)
-    return ours, theirs
+class Around(nn.Module):
+    """A layer within what the other side has around it."""
+
+    def __init__(self, inner: nn.Module, other: nn.Module, run: Callable[[Any, Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.other = inner, other
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.inner, self.other, x)
 
 
-def _performer(batch: int, length: int, width: int, heads: int) -> Pair:
-    package = import_module("performer_pytorch")
-    theirs = package.SelfAttention(width, heads=heads, dim_head=width // heads)
-    return create_mixer("performer", width, heads=heads, bias=False), theirs
+def _linformer(package: Any, size: Sizes) -> Pair:
+    theirs = package.LinformerSelfAttention(size.width, size.length, k=256, heads=size.heads)
+    options = {"max_length": size.length, "heads": size.heads, "share": "headwise", "bias": False}
+    return create_mixer("linformer", size.width, **options), theirs
 
 
-def _reformer(batch: int, length: int, width: int, heads: int) -> Pair:
-    package = import_module("reformer_pytorch")
-    theirs = package.LSHSelfAttention(width, heads=heads, bucket_size=64, n_hashes=8)
-    return create_mixer("reformer", width, max_length=length, heads=heads, bias=False), theirs
+def _performer(package: Any, size: Sizes) -> Pair:
+    theirs = package.SelfAttention(size.width, heads=size.heads, dim_head=size.width // size.heads)
+    return create_mixer("performer", size.width, heads=size.heads, bias=False), theirs
 
 
-def _local(batch: int, length: int, width: int, heads: int) -> Pair:
-    attention = import_module("local_attention").LocalAttention(
+def _reformer(package: Any, size: Sizes) -> Pair:
+    theirs = package.LSHSelfAttention(size.width, heads=size.heads, bucket_size=64, n_hashes=8)
+    return create_mixer("reformer", size.width, max_length=size.length, heads=size.heads, bias=False), theirs
+
+
+def _local(package: Any, size: Sizes) -> Pair:
+    attention = package.LocalAttention(
         window_size=64, causal=True, look_backward=1, use_rotary_pos_emb=False, autopad=True
     )
 
@@ -137,75 +149,50 @@ def _local(batch: int, length: int, width: int, heads: int) -> Pair:
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
             return attention(query, key, value)
 
-    ours = create_mixer("local", width, heads=heads, block_size=64, neighbors=1, bidirectional=False)
-    return ours, Theirs(width, heads)
+    ours = create_mixer("local", size.width, heads=size.heads, block_size=64, neighbors=1, bidirectional=False)
+    return ours, Theirs(size.width, size.heads)
 
 
-def _mega(batch: int, length: int, width: int, heads: int) -> Pair:
-    theirs = import_module("mega_pytorch").MegaLayer(
-        dim=width, ema_heads=16, attn_dim_qk=32, attn_dim_value=width // 2, causal=True
+def _mega(package: Any, size: Sizes) -> Pair:
+    theirs = package.MegaLayer(
+        dim=size.width, ema_heads=16, attn_dim_qk=32, attn_dim_value=size.width // 2, causal=True
     )  # a norm is part of its blocks, not of this layer
-    return create_mixer("mega", width, max_length=length, bidirectional=False), theirs
+    return create_mixer("mega", size.width, max_length=size.length, bidirectional=False), theirs
 
 
-def _s5(batch: int, length: int, width: int, heads: int) -> Pair:
-    theirs = import_module("s5").S5(width, state_width=width, block_count=8)
+def _s5(package: Any, size: Sizes) -> Pair:
+    def gated(inner: nn.Module, gate: nn.Module, x: Tensor) -> Tensor:  # the package's layer ends before the gate
+        y = F.gelu(inner(x))
+        return y * torch.sigmoid(gate(y))
 
-    class Gated(nn.Module):
-        """The package's layer ends before the gate."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.gate = theirs, nn.Linear(width, width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = F.gelu(self.inner(x))
-            return y * torch.sigmoid(self.gate(y))
-
-    return create_mixer("s5", width, state_size=width), Gated()
+    theirs = package.S5(size.width, state_width=size.width, block_count=8)
+    ours = create_mixer("s5", size.width, state_size=size.width)
+    return ours, Around(theirs, nn.Linear(size.width, size.width), gated)
 
 
-def _gss(batch: int, length: int, width: int, heads: int) -> Pair:
-    theirs = import_module("gated_state_spaces_pytorch").GSS(
-        dim=width, dim_expansion_factor=2, dss_kernel_N=128, dss_kernel_H=width // 4
-    )
-    ours = create_mixer("gss", width, expansion=2.0, reduction=4, state_size=128)
-
-    class Residual(nn.Module):
-        """The package's layer has norm and residual inside."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.inner = nn.LayerNorm(width), ours
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.inner(self.norm(x))
-
-    return Residual(), theirs
+def _gss(package: Any, size: Sizes) -> Pair:
+    theirs = package.GSS(dim=size.width, dim_expansion_factor=2, dss_kernel_N=128, dss_kernel_H=size.width // 4)
+    ours = create_mixer("gss", size.width, expansion=2.0, reduction=4, state_size=128)
+    # The package's layer has norm and residual inside.
+    return Around(ours, nn.LayerNorm(size.width), lambda inner, norm, x: x + inner(norm(x))), theirs
 
 
-def _bigbird(batch: int, length: int, width: int, heads: int) -> Pair:
-    package = import_module("transformers.models.big_bird.modeling_big_bird")
+def _bigbird(package: Any, size: Sizes) -> Pair:
+    batch, length, width, heads = size
     config = package.BigBirdConfig(hidden_size=width, num_attention_heads=heads, max_position_embeddings=length)
     sparse = package.BigBirdBlockSparseAttention(config, seed=0)
     masks = package.BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(batch, length), config.block_size)
     names = ("to_blocked_mask", "band_mask", "from_mask", "to_mask")
 
-    class Theirs(nn.Module):
-        """With the projection that the package's next module has."""
+    def projected(inner: nn.Module, out: nn.Module, x: Tensor) -> Tensor:  # as the package's next module does
+        given = {name: mask.to(x.device) for name, mask in zip(names, masks, strict=True)}
+        return out(inner(x, from_blocked_mask=given["to_blocked_mask"], **given)[0])
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.out = sparse, nn.Linear(width, width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            given = {name: mask.to(x.device) for name, mask in zip(names, masks, strict=True)}
-            return self.out(self.inner(x, from_blocked_mask=given["to_blocked_mask"], **given)[0])
-
-    return create_mixer("bigbird", width, max_length=length, heads=heads), Theirs()
+    ours = create_mixer("bigbird", width, max_length=length, heads=heads)
+    return ours, Around(sparse, nn.Linear(width, width), projected)
 
 
-PACKAGES: dict[str, tuple[str, Callable[[int, int, int, int], Pair]]] = {
+PACKAGES: dict[str, tuple[str, Maker]] = {
     "linformer": ("linformer", _linformer),
     "performer-pytorch": ("performer_pytorch", _performer),
     "reformer-pytorch": ("reformer_pytorch", _reformer),
@@ -213,5 +200,5 @@ PACKAGES: dict[str, tuple[str, Callable[[int, int, int, int], Pair]]] = {
     "mega-pytorch": ("mega_pytorch", _mega),
     "s5-pytorch": ("s5", _s5),
     "gated-state-spaces-pytorch": ("gated_state_spaces_pytorch", _gss),
-    "transformers-bigbird": ("transformers", _bigbird),
+    "transformers-bigbird": ("transformers.models.big_bird.modeling_big_bird", _bigbird),
 }

@@ -148,7 +148,7 @@ def _read_flags(name: str, command: Command, arguments: list[str]) -> dict[str, 
     """The values of a command's parameters, which its source declares: help does not import what it needs."""
     from longlens.cli.flags import Parser
     from longlens.options import options_of
-    from longlens.skeleton import read_skeleton
+    from longlens.registry import read_skeleton
 
     module, _, function = command.target.partition(":")
     declared = read_skeleton(module, lambda node: node.name == function, {})[function]

@@ -28,7 +28,7 @@ def check(
         options: Options of the mixers, as NAME=VALUE. Others are small, so that each part shows in short sequences.
         width: Width of the layers.
         length: Length of the sequences.
-        processes: Also train in two processes, with DDP and FSDP.
+        processes: Train in two processes as well, with DDP and FSDP.
         traceback: Show where a layer raised an error.
     """
     given = dict(_split(option) for option in options)

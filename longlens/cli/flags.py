@@ -150,7 +150,7 @@ def _with_dashes(arguments: Iterable[str]) -> list[str]:
 
 
 def _help(option: Option, default: Any) -> str:
-    if default is REQUIRED or default is None or default == ():
+    if default is REQUIRED or default in (None, (), ""):
         return option.help
     if isinstance(default, tuple | list):
         default = " ".join(map(str, default))

@@ -74,22 +74,22 @@ def list_mixers(name: str = "", *, traits: bool = False, length: Size = 1024, wi
         fixed = ", ".join(f"{option}={value}" for option, value in preset.fixed.items())
         code = f"in Python: create_mixer({name!r}, d_model=…), or from longlens.mixers import {preset.layer_name}"
         return [sheet, sentence(f"fixed: {fixed}") if fixed else None, sentence(code)]
-    sheet = Sheet("", [Column("mixer"), Column("what", wrap=True), Column("cost", 1)])
+    sheet = Sheet("", [Column("mixer"), Column("what"), Column("cost", 1)])
     for known in names:
         preset = find_mixer(known)
         sheet.rows.append([known, preset.summary, "–" if preset.traits is None else preset.traits.cost])
     return [sheet, "'longlens list mixers NAME' shows the options of one, --traits their designs"]
 
 
-def list_runs(*, runs: Path = Path("runs")) -> Sheet:
+def list_runs(*, runs: Path = Path("runs")) -> list[Sheet]:
     """List the runs of a folder: finished ones with their results, and those that can be resumed.
 
     Args:
         runs: Folder of the runs.
     """
-    from longlens.reports.tables import runs_table
+    from longlens.reports.tables import runs_tables
 
-    return runs_table(runs)
+    return runs_tables(runs)
 
 
 def list_recipes(task: str = "") -> list[Any]:

@@ -21,7 +21,7 @@ RUN = ("runs", "folder")
 HARDWARE = ("device", "threads", "parallel", "compile", "deterministic", "tf32")
 LOGGING = ("checkpoint_every", "keep", "log_every", "tensorboard", "wandb")
 NAMES = {"mixer": str, "mixers": tuple[str, ...]}  # on the command line, not classes
-OUT = Option("out", Path | None, None, "Also write the results to this JSON file.")
+OUT = Option("out", Path | None, None, "JSON file to write the results to.")
 GRID = Option(
     "grid",
     tuple[str, ...],

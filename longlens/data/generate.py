@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def generate(generator: Generator, writer: Writer, parts: Path, workers: int) -> Details:
-    """Write all samples of a set. Finished shards wait in the folder ``parts``: it stays, unless the options are bad."""
+    """Write all samples of a set. Finished shards wait in ``parts``, which stays unless the options are bad."""
     with cache_errors():
         parts.mkdir(exist_ok=True)
     try:
@@ -137,11 +137,11 @@ def _write(writer: Writer, shard: Shard, first: int, bounds: np.ndarray) -> None
 
 def _make_parts(generator: Generator, parts: Path, shards: range, workers: int) -> None:
     """Have the files of these shards: those that an earlier, interrupted try has left are not made again."""
-    missing = [index for index in shards if not _part(parts, index).exists()]
     with progress(f"generating {generator.name}", len(shards) * generator.shard_size, "samples") as done:
-        if len(missing) == len(shards):  # the first tells how much room all will need
-            _make_part(generator, parts, missing.pop(0))
-        _check_room(generator, parts, len(shards), len(missing))
+        if not any(parts.glob("*.npz")):  # the first tells how much room all will need
+            _make_part(generator, parts, shards[0])
+        _check_room(generator, parts, shards)
+        missing = [index for index in shards if not _part(parts, index).exists()]
         workers = min(workers, len(missing))
         if workers > 1 and _is_importable(type(generator)):
             _run_workers(generator, parts, shards, missing, workers, done)
@@ -151,10 +151,11 @@ def _make_parts(generator: Generator, parts: Path, shards: range, workers: int) 
             _make_part(generator, parts, index)
 
 
-def _check_room(generator: Generator, parts: Path, count: int, missing: int) -> None:
+def _check_room(generator: Generator, parts: Path, shards: range) -> None:
     """The missing shards, and then all of them once more in the set, must fit on the disk."""
-    made = [file.stat().st_size for file in parts.glob("*.npz")]
-    need = (count + missing) * sum(made) / max(len(made), 1)
+    made = {int(file.stem): file.stat().st_size for file in parts.glob("*.npz") if file.stem.isdecimal()}
+    missing = len(shards) - sum(index in shards for index in made)
+    need = (len(shards) + missing) * sum(made.values()) / max(len(made), 1)
     free = shutil.disk_usage(parts).free
     if need > free:
         raise CacheError(

@@ -3,6 +3,7 @@
 import math
 import os
 import struct
+import warnings
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,7 +52,8 @@ def map_npy(file: BinaryIO) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(file)
+        with warnings.catch_warnings(action="ignore"):  # of Python 2
+            shape, is_fortran, dtype = read(file)
         if dtype.hasobject or dtype.itemsize == 0 or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"it has {dtype} {shape}")
     except Exception as error:  # numpy reads the header as Python, and what is written there may raise anything

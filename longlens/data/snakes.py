@@ -183,6 +183,8 @@ def _add_distractors(stream: Stream, style: Style, scene: _Scene) -> _Scene:
     for first in range(2 * style.contour, 2 * style.contour + extra, style.distractor_length):
         slots, missing = slice(first, first + style.distractor_length), np.arange(drawings)
         for _ in range(style.distractor_tries):
+            if not len(missing):
+                break
             part = scene.take(missing)
             done = _grow_distractor(stream, style, part, first)
             scene.paddles[:, missing[done], slots] = part.paddles[:, done, slots]

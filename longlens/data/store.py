@@ -183,8 +183,9 @@ class Prepared:
         return record if isinstance(record, dict) else {}
 
     def _damaged(self, file: str, reason: object) -> CacheError:
+        said = getattr(reason, "strerror", None) or reason  # of the system, without the number of the error
         return CacheError(
-            f"the prepared set {self.folder} is damaged: {file}: {reason}; make it again by 'longlens data prepare' "
+            f"the prepared set {self.folder} is damaged: {file}: {said}; make it again by 'longlens data prepare' "
             "for its task with --force, or delete the folder"
         )
 

@@ -8,8 +8,8 @@ from typing import Any
 from longlens.data.store import home
 from longlens.errors import BadInput, Interrupted
 from longlens.registry import added_modules
+from longlens.training.logs import StopSignals
 from longlens.training.many import Outcome, RunRequest, launch
-from longlens.training.signals import StopSignals
 
 PATIENCE = 10.0  # seconds to wait for a cluster's answer
 

@@ -9,11 +9,10 @@ here it is Press et al.'s, who do not.) ``longlens.ops.alibi`` has the formula, 
 
 from typing import Literal, Unpack
 
-import torch
 from torch import Tensor
 
-from longlens.mixers.cache import CachedAttention
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.common import CachedAttention
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.alibi import alibi_attention, alibi_slopes
 from longlens.ops.checks import AttentionOptions
 from longlens.options import Odd, Probability, Size
@@ -21,14 +20,14 @@ from longlens.options import Odd, Probability, Size
 
 @register(
     "alibi",
-    summary="attention with linear biases",
-    traits=Traits(decays=True, stable=True, cost="L²", state="2·L·D"),
+    "attention with linear biases",
+    Traits(decays=True, stable=True, cost="L²", state="2·L·D"),
     fixed={"window": None, "side": "past"},
 )
 @register(
     "alibi-smooth",
-    summary="ALiBi with the smoothing of LaS",
-    traits=Traits(decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
+    "ALiBi with the smoothing of LaS",
+    Traits(decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
     needs=("window",),
     window=5,
 )
@@ -55,21 +54,12 @@ class AlibiAttention(CachedAttention):
         chunk_size: Size | None = None,
         bias: bool = True,
         dropout: Probability = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(
-            d_model,
-            heads,
-            window=window,
-            side=side,
-            chunk_size=chunk_size,
-            bias=bias,
-            dropout=dropout,
-            device=device,
-            dtype=dtype,
-        )
-        self.slopes = alibi_slopes(heads)
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, **factory)
+        self.window, self.side = window, side
+        self.chunk_size, self.slopes = chunk_size, alibi_slopes(heads)
+        self.reset_parameters()
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
         return alibi_attention(query, key, value, self.slopes, **options)

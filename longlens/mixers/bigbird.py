@@ -13,16 +13,18 @@ among those of the longest sequence, of which a shorter one has fewer. The causa
 ``block_sparse_attention_reference`` in ``longlens.ops.block_sparse`` is the formula with a mask (L, L) for each head.
 """
 
+from typing import Unpack
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longlens.mixers.common import MultiHead
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.block_sparse import block_sparse_attention
 from longlens.options import Count, Odd, Probability, Seed, Size
 
 
-def choose_blocks(heads: int, blocks: int, *, count: int, first: int, reach: int, seed: int) -> Tensor:
+def choose_blocks(heads: int, blocks: int, count: int, *, first: int, reach: int, seed: int) -> Tensor:
     """For each head and query block i, ``count`` of the blocks from ``first`` on that are more than ``reach`` away from
     i, without repetition; -1 where there are not so many: (heads, blocks, count)."""
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -35,11 +37,7 @@ def choose_blocks(heads: int, blocks: int, *, count: int, first: int, reach: int
     return chosen
 
 
-@register(
-    "bigbird",
-    summary="BigBird: attention to near, first and random blocks",
-    traits=Traits(stable=True, cost="L"),
-)
+@register("bigbird", "BigBird: attention to near, first and random blocks", Traits(stable=True, cost="L"))
 class BlockSparseAttention(MultiHead):
     """Multi-head attention between blocks: those nearby, the first ones, and a few random ones. (B, L, D) -> (B, L, D).
 
@@ -60,8 +58,6 @@ class BlockSparseAttention(MultiHead):
         max_length: Length of the longest sequence; in longer ones the random blocks repeat.
     """
 
-    chosen: Tensor
-
     def __init__(
         self,
         d_model: Size,
@@ -77,25 +73,20 @@ class BlockSparseAttention(MultiHead):
         dropout: Probability = 0.0,
         rotary: bool = False,
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
-        self.block_size = block_size
-        self.reach = window_blocks // 2
-        self.global_blocks = global_blocks
-        self.seed = seed
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
+        self.block_size, self.reach = block_size, window_blocks // 2
+        self.global_blocks, self.seed = global_blocks, seed
         self.bidirectional = bidirectional
-        blocks = -(-max_length // block_size)
-        self.register_buffer("chosen", torch.empty(heads, blocks, random_blocks, dtype=torch.int64, device=device))
+        shape, device = (heads, -(-max_length // block_size), random_blocks), factory.get("device")
+        self.chosen = nn.Buffer(torch.empty(shape, dtype=torch.int64, device=device))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """The projections are random, and the random blocks follow from the seed."""
         super().reset_parameters()
-        heads, blocks, count = self.chosen.shape
-        first, reach = self.global_blocks, self.reach
-        self.chosen.copy_(choose_blocks(heads, blocks, count=count, first=first, reach=reach, seed=self.seed))
+        self.chosen.copy_(choose_blocks(*self.chosen.shape, first=self.global_blocks, reach=self.reach, seed=self.seed))
 
     def pattern(self, blocks: int) -> Tensor:
         """What each block attends to unless it is global: (H, blocks, K), the numbers of blocks, or -1 for none."""

@@ -1,16 +1,20 @@
-"""What several layers share: the check of their inputs, the projections of attention, and the frame around a long
-convolution."""
+"""What several layers share: the check of their inputs, the projections of attention, whole or continued from a cache,
+and the frame around a long convolution."""
 
 from abc import abstractmethod
-from typing import Any, Literal
+from copy import copy
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
+from longlens.mixers.registry import Factory
+from longlens.ops.checks import AttentionOptions
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
+from longlens.ops.smoothing import Side, smooth_values
 
 
 def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
@@ -35,9 +39,9 @@ def check_step(x: Tensor, d_model: int, *, causal: bool) -> None:
         raise BadInput(f"x must have the shape (batch, {d_model}) in a step, got {tuple(x.shape)}")
 
 
-def check_heads(d_model: int, heads: int) -> None:
+def check_heads(d_model: int, heads: int, name: str = "heads") -> None:
     if heads < 1 or d_model % heads:  # a layer of one's own may say int where it means Size
-        raise BadInput(f"heads must divide the width of the layer, got heads={heads} and a width of {d_model}")
+        raise BadInput(f"{name} must divide the width of the layer, got {name}={heads} and a width of {d_model}")
 
 
 def hide_padding(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,19 +76,16 @@ class MultiHead(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         check_heads(d_model, heads)
         if rotary and d_model // heads % 2:
             raise BadInput(f"rotary positions need heads of even width, got {d_model} / {heads}")
-        self.d_model = d_model
-        self.heads = heads
-        self.dropout = dropout
-        self.rotary = rotary
-        self.in_proj = nn.Linear(d_model, self.parts * d_model, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.d_model, self.heads = d_model, heads
+        self.dropout, self.rotary = dropout, rotary
+        self.in_proj = nn.Linear(d_model, self.parts * d_model, bias=bias, **factory)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
 
     @property
     def dropout_p(self) -> float:
@@ -92,10 +93,8 @@ class MultiHead(nn.Module):
         return self.dropout if self.training else 0.0
 
     def reset_parameters(self) -> None:
-        """As ``nn.MultiheadAttention``: Xavier-uniform projections of the input, biases 0.
-
-        A layer calls it at the end of its ``__init__``, and extends it with what else it has.
-        """
+        """As ``nn.MultiheadAttention``: Xavier-uniform projections of the input, biases 0. A layer calls it at the end
+        of its ``__init__``, and extends it with what else it has."""
         nn.init.xavier_uniform_(self.in_proj.weight)
         self.out_proj.reset_parameters()
         for projection in (self.in_proj, self.out_proj):
@@ -129,6 +128,110 @@ class MultiHead(nn.Module):
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
 
+class LaSCache:
+    """What a layer remembers between the steps of decoding: keys and smoothed values of all tokens so far (of the
+    current chunk, for LaS-chunk), and the last few values as they were, which the next tokens' smoothing needs.
+
+    Start with an empty one for each layer and sequence: ``layer(x, cache=cache)``.
+    """
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None  # (B, H, n, d)
+        self.value: Tensor | None = None  # (B, H, n, d), smoothed
+        self.recent: Tensor | None = None  # (B, H, <= P - 1, d), not smoothed
+        self.seen = 0  # tokens so far, those of earlier chunks included
+
+    def __len__(self) -> int:
+        return 0 if self.key is None else self.key.shape[-2]
+
+    def append(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens; return those of all tokens."""
+        if self.key is not None and self.key.shape[0] != key.shape[0]:
+            raise BadInput(f"x must have the cache's batch of {self.key.shape[0]}, got {len(key)}: start a new cache")
+        if self.key is not None and self.key.dtype != key.dtype:
+            raise BadInput(f"x must give keys of {self.key.dtype} as the cache's, got {key.dtype}: start a new cache")
+        if window is not None:
+            values = _extend(self.recent, value)
+            self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :].clone()
+            value = smooth_values(values, window)[..., values.shape[-2] - value.shape[-2] :, :]
+        self.key, self.value = _extend(self.key, key), _extend(self.value, value)
+        self.seen += key.shape[-2]
+        return self.key, self.value
+
+    def clear(self) -> None:
+        """Forget the tokens of a chunk, though not how many there were."""
+        self.key = self.value = self.recent = None
+
+
+def _extend(past: Tensor | None, new: Tensor) -> Tensor:
+    return new.contiguous() if past is None else torch.cat([past, new], dim=-2)
+
+
+class CachedAttention(MultiHead):
+    """Attention of smoothed values, whole or in chunks, that can also continue a sequence from a cache. A layer derives
+    from it, sets these options, and writes ``attention``: how positions enter the scores."""
+
+    window: int | None
+    side: Side
+    chunk_size: int | None
+    bidirectional = False
+
+    @abstractmethod
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
+        """(B, H, Lq, d) and two of (B, H, Lk, d) -> (B, H, Lq, d), where the queries are the last Lq positions."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether no output depends on later inputs: a centered window looks ahead."""
+        return not self.bidirectional and (self.side == "past" or self.window in (None, 1))
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
+        """As other layers, or after what is in a cache, to which the tokens of ``x`` are added: in any number of parts,
+        a sequence gives the same as whole."""
+        if cache is None:
+            return super().forward(x, mask=mask)
+        check_inputs(x, mask, self.d_model)
+        if not isinstance(cache, LaSCache):
+            raise TypeError(f"cache must be a LaSCache, got a {type(cache).__name__}")
+        if not self.causal:
+            raise BadInput("cache needs a causal layer: bidirectional=False and side='past'")
+        if mask is not None:
+            raise BadInput("cache does not take a mask: decode sequences of equal length together")
+        return self._continue(x, cache)
+
+    def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
+        """The state is a cache, and the one that was given stays as it is."""
+        check_step(x, self.d_model, causal=self.causal)
+        state = LaSCache() if state is None else copy(state)  # its tensors never change
+        return self(x.unsqueeze(1), cache=state).squeeze(1), state
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return self.attention(query, key, value, **self.attention_options(mask))
+
+    def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
+        """Attend from new tokens to the cached ones and to each other; a new chunk forgets what came before."""
+        outputs = []
+        while x.shape[1] > 0 or not outputs:
+            room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
+            query, key, value = self._project(x[:, :room], start=cache.seen)
+            key, value = cache.append(key, value, self.window)
+            outputs.append(self._merge(self.attention(query, key, value, dropout_p=self.dropout_p)))
+            if self.chunk_size is not None and len(cache) == self.chunk_size:
+                cache.clear()
+            x = x[:, room:]
+        return torch.cat(outputs, dim=1)
+
+    def attention_options(self, mask: Tensor | None) -> AttentionOptions:
+        return {
+            "smoothing": self.window,
+            "side": self.side,
+            "chunk_size": self.chunk_size,
+            "is_causal": not self.bidirectional,
+            "attn_mask": None if mask is None else mask[:, None, None, :],
+            "dropout_p": self.dropout_p,
+        }
+
+
 class Convolution(nn.Module):
     """y = out(gelu(k * x + skip ⊙ x)), the frame that S4 and its successors have around their kernels, with
     out(u) = a ⊙ σ(b) for the two halves a, b of a projection of u. A layer derives from it and writes ``kernel``.
@@ -145,15 +248,13 @@ class Convolution(nn.Module):
         *,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.d_model = d_model
-        self.bidirectional = bidirectional
-        self.output = output
-        self.skip = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
-        self.out_proj = nn.Linear(d_model, d_model * (2 if output == "glu" else 1), device=device, dtype=dtype)
+        self.bidirectional, self.output = bidirectional, output
+        self.skip = nn.Parameter(torch.empty(d_model, **factory))
+        self.out_proj = nn.Linear(d_model, d_model * (2 if output == "glu" else 1), **factory)
 
     @property
     def kernels(self) -> int:
@@ -186,12 +287,11 @@ class StateSpace(Convolution):
     """A convolution whose kernel is that of a linear recurrence, so that it can also run step by step."""
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
-        Step by step, the outputs are those of ``forward``."""
+        """(B, D) and what came before, None at the start -> (B, D) and the next state."""
         check_step(x, self.d_model, causal=not self.bidirectional)
         y, state = self.recur(x, state)
         return self._out(y + self.skip * x), state
 
     @abstractmethod
     def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """A step of the kernel alone: (B, D) and a state, None at the start -> (B, D) and the next state."""
+        """A step of the kernel alone."""

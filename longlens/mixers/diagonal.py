@@ -22,9 +22,11 @@ from longlens.ops.scan import linear_scan
 Discretization = Literal["zoh", "bilinear"]
 
 
-def check_dt(dt_min: float, dt_max: float) -> None:
-    if dt_min > dt_max:
-        raise BadInput(f"dt_min must be at most dt_max, got dt_min={dt_min} and dt_max={dt_max}")
+def check_order(**limits: float) -> None:
+    """Refuse a lower limit that is above the upper one."""
+    (low, smaller), (high, larger) = limits.items()
+    if smaller > larger:
+        raise BadInput(f"{low} must be at most {high}, got {low}={smaller} and {high}={larger}")
 
 
 def s4d_frequencies(init: Literal["lin", "inv", "legs"], state_size: int) -> Tensor:
@@ -68,7 +70,6 @@ class DiagonalRecurrence(StateSpace):
         """log a (N,), B (N, D) and C (D, N), for both sides (D, 2N), all complex."""
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
         rates, into, out = self.recurrence()
@@ -79,10 +80,17 @@ class DiagonalRecurrence(StateSpace):
         return self._out(_to_real(states, out).to(x.dtype) + self.skip * x)
 
     def kernel(self, length: int) -> Tensor:
-        """(D, length): the response of a channel to its own inputs 0, 1, … steps back; for both sides (2D, length), of
-        which the last D rows are those to inputs 1, 2, … steps later. The responses to other channels are sums of the
+        """k[d, l] = Re Σ_n C[d, n]·a[n]^l·B[n, d], the response of a channel to itself; those to others are sums of the
         same exponentials with other weights."""
-        return diagonal_kernel(*self.recurrence(), length)
+        rates, into, out = self.recurrence()
+        past, *later = (
+            sum_of_exponentials(side * into.T, rates.unsqueeze(0), length + start)
+            for start, side in enumerate(out.split(len(rates), dim=1))
+        )
+        if not later:
+            return past
+        past = torch.cat([past[:, :1] + later[0][:, :1], past[:, 1:]], dim=1)  # both scans see the present
+        return torch.cat([past, later[0][:, 1:]])
 
     def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The state is h, (B, N)."""
@@ -103,20 +111,6 @@ def diagonal_recurrence_reference(decay: Tensor, into: Tensor, out: Tensor, x: T
             outputs.append((state @ c.T).real)
         sides.append(torch.stack(outputs, dim=1))
     return sides[0] if len(sides) == 1 else sides[0] + sides[1].flip(1)
-
-
-def diagonal_kernel(rates: Tensor, into: Tensor, out: Tensor, length: int) -> Tensor:
-    """k[d, l] = Re Σ_n C[d, n]·exp(l·rates[n])·B[n, d], the response (D, length) of each channel to an impulse in it;
-    with a C (D, 2N) for both sides (2D, length), of which the last D rows are those to inputs 1, 2, … steps later."""
-    states = into.shape[0]
-    weights = out[:, :states] * into.T
-    past = sum_of_exponentials(weights, rates.unsqueeze(0), length)
-    if out.shape[1] == states:
-        return past
-    weights = out[:, states:] * into.T
-    future = sum_of_exponentials(weights, rates.unsqueeze(0), length + 1)
-    past = torch.cat([past[:, :1] + future[:, :1], past[:, 1:]], dim=1)  # both scans see the present
-    return torch.cat([past, future[:, 1:]])
 
 
 def _to_complex(x: Tensor, matrix: Tensor) -> Tensor:

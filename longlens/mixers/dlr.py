@@ -9,14 +9,14 @@ as Δ/2 for a step size Δ of each n, log-uniform; w as normal numbers divided b
 """
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_dt
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.diagonal import check_order
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import as_complex, log_uniform_, step_exponentials, sum_of_exponentials
 from longlens.ops.precision import at_least_float32
 from longlens.options import Positive, Size
@@ -43,9 +43,7 @@ def dlr_rates(damping: Tensor, angles: Tensor) -> Tensor:
 
 
 @register(
-    "dlr",
-    summary="diagonal linear RNN",
-    traits=Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size"),
+    "dlr", "diagonal linear RNN", Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size")
 )
 class DLR(StateSpace):
     """A diagonal linear RNN. (B, L, D) -> (B, L, D).
@@ -76,29 +74,25 @@ class DLR(StateSpace):
         dt_max: Positive = 0.1,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_dt(dt_min, dt_max)
-        self.state_size = state_size
-        self.init = init
-        self.dt_min = dt_min
-        self.dt_max = dt_max
+        check_order(dt_min=dt_min, dt_max=dt_max)
+        self.state_size, self.init = state_size, init
+        self.dt_min, self.dt_max = dt_min, dt_max
         self.damping = nn.Parameter(torch.empty(state_size, **factory))  # a
         self.angles = nn.Parameter(torch.empty(state_size, **factory))  # θ
         self.weights = nn.Parameter(torch.empty(self.kernels, state_size, 2, **factory))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         log_uniform_(self.damping, self.dt_min, self.dt_max)
         nn.init.normal_(self.angles)
-        with torch.no_grad():
-            self.damping.exp_().div_(2).sqrt_()
-            if self.init == "roots":
-                self.angles.copy_(2 * math.pi / self.state_size * torch.arange(self.state_size, dtype=torch.float64))
+        self.damping.exp_().div_(2).sqrt_()
+        if self.init == "roots":
+            self.angles.copy_(2 * math.pi / self.state_size * torch.arange(self.state_size, dtype=torch.float64))
         nn.init.normal_(self.weights, std=1 / self.state_size)
 
     def kernel(self, length: int) -> Tensor:

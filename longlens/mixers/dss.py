@@ -15,14 +15,14 @@ they are 1.
 Shapes: B sequences, D channels, N states, K kernels: D, or 2D for both sides.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_dt
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.diagonal import check_order
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.exponentials import as_complex, log_uniform_, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 from longlens.ops.precision import at_least_float32
@@ -36,13 +36,10 @@ def dss_kernel_reference(
 ) -> Tensor:
     """The kernels (D, length) of w (D, N), Λ (N,) and λ (D, N), by the formula above: of DSS-softmax, or of DSS-exp if
     there is no ``softmax_length``."""
-    steps = torch.arange(length, device=scaled.device)
-    if softmax_length is None:
-        factor = (torch.exp(scaled) - 1) / poles
-    else:
-        total = torch.exp(scaled.unsqueeze(-1) * torch.arange(softmax_length, device=scaled.device)).sum(-1)
-        factor = 1 / poles / total
-    return torch.einsum("dn,dnl->dl", weights * factor, torch.exp(scaled.unsqueeze(-1) * steps)).real
+    steps = torch.arange(max(length, softmax_length or 0), device=scaled.device)
+    powers = torch.exp(scaled.unsqueeze(-1) * steps)  # (D, N, steps)
+    factor = torch.exp(scaled) - 1 if softmax_length is None else 1 / powers[..., :softmax_length].sum(-1)
+    return torch.einsum("dn,dnl->dl", weights * factor / poles, powers[..., :length]).real
 
 
 def dss_exp_modes(weights: Tensor, poles: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +83,8 @@ def _for_kernels(x: Tensor, weights: Tensor) -> Tensor:
 # HiPPO. It is stable as there, though a softmax can learn Re Λ > 0, with which outputs grow beyond its length.
 @register(
     "dss",
-    summary="diagonal state space with a softmax",
-    traits=Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size"),
+    "diagonal state space with a softmax",
+    Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size"),
 )
 class DSS(StateSpace):
     """Diagonal state spaces. (B, L, D) -> (B, L, D).
@@ -123,17 +120,13 @@ class DSS(StateSpace):
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_dt(dt_min, dt_max)
-        self.variant = variant
-        self.state_size = state_size
+        check_order(dt_min=dt_min, dt_max=dt_max)
+        self.variant, self.state_size = variant, state_size
         self.softmax_length = max_length if softmax_length is None else softmax_length
-        self.dt_min = dt_min
-        self.dt_max = dt_max
+        self.dt_min, self.dt_max = dt_min, dt_max
         self.log_dt = nn.Parameter(torch.empty(d_model, 2 if separate_dt else 1, **factory))
         self.real = nn.Parameter(torch.empty(state_size, **factory))  # a
         self.imag = nn.Parameter(torch.empty(state_size, **factory))  # ω

@@ -12,37 +12,25 @@ with Λ the same in all channels, no step size, and all of a, ω, c and skip ini
 the paper has a norm before it and a residual around it, as one here, but no feedforward part after it.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.errors import BadInput
-from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.ops.precision import at_least_float32
 from longlens.options import Positive, Size
 
 
-def gss_modes(c: Tensor, real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights (H, N) and rates (1, N) of the exponentials that make the kernel, of c (H, N), a (N,) and ω (N,)."""
-    rates = torch.complex(-at_least_float32(real).exp(), at_least_float32(imag).exp()).unsqueeze(0)
-    return c * torch.expm1(rates) / rates, rates
-
-
-def gss_kernel(c: Tensor, real: Tensor, imag: Tensor, length: int) -> Tensor:
-    """The kernels (H, length)."""
-    return sum_of_exponentials(*gss_modes(c, real, imag), length)
-
-
 # The traits are those of Table 10, though its parameters are complex numbers, too.
 @register(
     "gss",
-    summary="gated diagonal state space",
-    traits=Traits(decays=True, stable=True, gated=True, cost="L log L", state="2·D/reduction·state_size"),
+    "gated diagonal state space",
+    Traits(decays=True, stable=True, gated=True, cost="L log L", state="2·D/reduction·state_size"),
 )
 class GSS(nn.Module):
     """A gated state space. (B, L, D) -> (B, L, D).
@@ -66,17 +54,11 @@ class GSS(nn.Module):
         expansion: Positive = 2.0,
         reduction: Size = 4,
         state_size: Size = 128,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        if d_model % reduction:
-            raise BadInput(
-                f"reduction must divide the width of the layer, got reduction={reduction} and a width of {d_model}"
-            )
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_heads(d_model, reduction, "reduction")
         self.d_model = d_model
-        self.state_size = state_size
         self.gates = max(1, round(expansion * d_model))  # F
         self.channels = d_model // reduction  # H
         self.in_proj = nn.Linear(d_model, self.gates + self.channels, bias=False, **factory)  # W₁ and W₂
@@ -96,23 +78,25 @@ class GSS(nn.Module):
             nn.init.normal_(parameter)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         gate, u = self._project(x)
         u = hide_padding(u, mask)
         return self._out(long_conv(u, self.kernel(u.shape[1])) + self.skip * u, gate)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token of each sequence, (B, D), and what came before, (B, H, N), None at the start -> (B, D) and the next
-        state. Step by step, the outputs are those of ``forward``."""
+        """The state is (B, H, N)."""
         check_step(x, self.d_model, causal=True)
         gate, u = self._project(x)
-        y, state = step_exponentials(*gss_modes(as_complex(self.c), self.real, self.imag), u, state)
+        y, state = step_exponentials(*self.modes(), u, state)
         return self._out(y + self.skip * u, gate), state
 
     def kernel(self, length: int) -> Tensor:
-        """(H, length): the weights of the inputs 0, 1, … steps back."""
-        return gss_kernel(as_complex(self.c), self.real, self.imag, length)
+        return sum_of_exponentials(*self.modes(), length)
+
+    def modes(self) -> tuple[Tensor, Tensor]:
+        """The weights (H, N) and rates (1, N) of the exponentials that the kernel is a sum of."""
+        rates = torch.complex(-at_least_float32(self.real).exp(), at_least_float32(self.imag).exp()).unsqueeze(0)
+        return as_complex(self.c) * torch.expm1(rates) / rates, rates
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, u = F.gelu(self.in_proj(x)).split([self.gates, self.channels], dim=-1)

@@ -11,16 +11,15 @@ A head is d channels, with S (d, d); for d = 1 all products are elementwise.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.errors import BadInput
-from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.diagonal import check_dt, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
+from longlens.mixers.diagonal import check_order, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import log_uniform_, step_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.options import Even, Positive, Size
@@ -28,8 +27,8 @@ from longlens.options import Even, Positive, Size
 
 @register(
     "h3",
-    summary="linear attention over a shift and a diagonal state space",
-    traits=Traits(
+    "linear attention over a shift and a diagonal state space",
+    Traits(
         decays=True,
         special_init=True,
         stable=True,
@@ -64,23 +63,15 @@ class H3(nn.Module):
         tied_a: bool = True,
         dt_min: Positive = 1e-3,
         dt_max: Positive = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        if d_model % head_dim:
-            raise BadInput(
-                f"head_dim must divide the width of the layer, got head_dim={head_dim} and a width of {d_model}"
-            )
-        check_dt(dt_min, dt_max)
-        self.d_model = d_model
-        self.head_dim = head_dim
-        self.state_size = state_size
-        self.tied_a = tied_a
-        self.dt_min = dt_min
-        self.dt_max = dt_max
+        check_heads(d_model, head_dim, "head_dim")
+        check_order(dt_min=dt_min, dt_max=dt_max)
+        self.d_model, self.head_dim = d_model, head_dim
+        self.state_size, self.tied_a = state_size, tied_a
+        self.dt_min, self.dt_max = dt_min, dt_max
         heads, pairs = d_model // head_dim, state_size // 2
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(d_model, 3 * d_model, **factory)
         self.out_proj = nn.Linear(d_model, d_model, **factory)
         self.taps = nn.Parameter(torch.empty(d_model, state_size, **factory))  # s
@@ -106,21 +97,19 @@ class H3(nn.Module):
         nn.init.normal_(self.skip)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         key, value = hide_padding(key, mask), hide_padding(value, mask)
         memory = self._write(long_conv(key, self.taps) + self.key_skip * key, value)
         kernel = self.kernel(x.shape[1]).repeat_interleave(self.head_dim**2, dim=0)
-        return self.out_proj(self._read(query, long_conv(memory, kernel) + self._memory_skip() * memory))
+        return self._read(query, long_conv(memory, kernel), memory)
 
     def kernel(self, length: int) -> Tensor:
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
         return s4d_kernel(*self.system(), length, "bilinear")
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state: the
-        last N keys (B, N, D), latest first, and the states (B, D·d, N/2) of the diagonal state space."""
+        """The state is the last N keys (B, N, D), latest first, and that of the diagonal state space (B, D·d, N/2)."""
         check_step(x, self.d_model, causal=True)
         keys, states = (x.new_zeros(len(x), *self.taps.T.shape), None) if state is None else state
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
@@ -129,14 +118,11 @@ class H3(nn.Module):
         modes = s4d_modes(*self.system(), "bilinear")
         weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in modes)
         recalled, states = step_exponentials(weights, rates, memory, states)
-        return self.out_proj(self._read(query, recalled + self._memory_skip() * memory)), (keys, states)
+        return self._read(query, recalled, memory), (keys, states)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """C (D/d, N/2), A (D/d or 1, N/2) and Δ (D/d, 1) of the diagonal state space."""
         return s4d_system(self.c, self.a_real, self.a_imag, self.log_dt)
-
-    def _memory_skip(self) -> Tensor:
-        return self.skip.repeat_interleave(self.head_dim**2)
 
     def _write(self, key: Tensor, value: Tensor) -> Tensor:
         """The outer product in each head, two of (..., D) -> (..., D·d)."""
@@ -145,13 +131,14 @@ class H3(nn.Module):
         key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in (key, value))
         return (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-3)
 
-    def _read(self, query: Tensor, memory: Tensor) -> Tensor:
-        """In each head the query times the matrix, (..., D) and (..., D·d) -> (..., D)."""
+    def _read(self, query: Tensor, recalled: Tensor, memory: Tensor) -> Tensor:
+        """In each head the query times what is recalled, (..., D) and two of (..., D·d) -> (..., D)."""
+        recalled = recalled + self.skip.repeat_interleave(self.head_dim**2) * memory
         if self.head_dim == 1:
-            return query * memory
+            return self.out_proj(query * recalled)
         query = query.unflatten(-1, (-1, self.head_dim))
-        memory = memory.unflatten(-1, (-1, self.head_dim, self.head_dim))
-        return (query.unsqueeze(-1) * memory).sum(-2).flatten(-2)
+        recalled = recalled.unflatten(-1, (-1, self.head_dim, self.head_dim))
+        return self.out_proj((query.unsqueeze(-1) * recalled).sum(-2).flatten(-2))
 
 
 def h3_reference(layer: H3, x: Tensor) -> Tensor:

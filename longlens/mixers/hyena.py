@@ -10,7 +10,7 @@ time. T is the longest length, so that a filter is the same for all; the MLP has
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, hide_padding
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.long_conv import long_conv
 from longlens.ops.precision import no_autocast, working_dtype
 from longlens.options import Positive, Several, Size
@@ -35,15 +35,8 @@ def position_features(time: Tensor, bands: int, period: int) -> Tensor:
 def implicit_filters(
     parameters: Sequence[Tensor], frequency: Tensor, features: Tensor, rates: Tensor, shift: float = 0.0
 ) -> Tensor:
-    """Features of the positions (L, F) -> filters (C, L), by linear layers with sin(frequency ⊙ ·) between them.
-
-    Args:
-        parameters: Weight, bias, weight, bias, …, weight of the linear layers.
-        frequency: (hidden,), of the sine activations.
-        features: (L, F), of which the first is t/T.
-        rates: (C,), r of the window exp(-r·t/T).
-        shift: Value to which windows fall.
-    """
+    """Features of the positions (L, F), of which the first is t/T -> filters (C, L), by linear layers (weight, bias,
+    weight, bias, …, weight) with sin(frequency ⊙ ·) between them, in windows exp(-r·t/T) + shift of rates r (C,)."""
     window = torch.exp(-rates[:, None] * features[:, 0]) + shift
     *hidden, last = (parameter.to(features.dtype) for parameter in parameters)
     for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
@@ -51,11 +44,7 @@ def implicit_filters(
     return last @ features.T * window
 
 
-@register(
-    "hyena",
-    summary="gated long convolutions of implicit filters",
-    traits=Traits(decays=True, gated=True, cost="L log L"),
-)
+@register("hyena", "gated long convolutions of implicit filters", Traits(decays=True, gated=True, cost="L log L"))
 class Hyena(nn.Module):
     """Long convolutions of implicit filters between gates. (B, L, D) -> (B, L, D), causal, without a recurrence.
 
@@ -76,14 +65,8 @@ class Hyena(nn.Module):
 
     # The layers of the filter are named by their places in a Sequential: other names would not fit older checkpoints.
     kernel_parameters: ClassVar[tuple[str, ...]] = (
-        "filter.0.weight",
-        "filter.0.bias",
-        "filter.1.weight",
-        "filter.1.bias",
-        "filter.2.weight",
-        "filter.2.bias",
-        "filter.3.weight",
-        "frequency",
+        *(f"filter.{place}.{kind}" for place in range(3) for kind in ("weight", "bias")),
+        *("filter.3.weight", "frequency"),
     )
     no_decay: ClassVar[tuple[str, ...]] = ("skip",)
 
@@ -99,21 +82,15 @@ class Hyena(nn.Module):
         slow_decay: Positive = 1.5,
         shift: float = 0.0,
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if fast_decay > slow_decay:
             raise BadInput(f"fast_decay must be at most slow_decay, got {fast_decay} and {slow_decay}")
-        self.d_model = d_model
-        self.order = order
-        self.bands = bands
-        self.first_frequency = frequency
-        self.fast_decay = fast_decay
-        self.slow_decay = slow_decay
-        self.shift = shift
-        self.max_length = max_length
-        factory = {"device": device, "dtype": dtype}
+        self.d_model, self.order = d_model, order
+        self.bands, self.first_frequency = bands, frequency
+        self.fast_decay, self.slow_decay = fast_decay, slow_decay
+        self.shift, self.max_length = shift, max_length
         width = (order + 1) * d_model
         self.in_proj = nn.Linear(d_model, width, **factory)
         # As if of a picture with one row, which torch convolves in the order (B, L, D) in which it already is.
@@ -145,7 +122,6 @@ class Hyena(nn.Module):
         return implicit_filters(list(self.filter.parameters()), self.frequency, features, rates, self.shift)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         if x.shape[1] == 0:  # the short convolution refuses it
             return self.out_proj(x)

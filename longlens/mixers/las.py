@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.mixers.cache import CachedAttention
-from longlens.mixers.common import check_inputs
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.common import CachedAttention, check_inputs
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import AttentionOptions
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
@@ -23,31 +22,31 @@ from longlens.options import NonNegative, Odd, Probability, Size
 
 @register(
     "l-attention",
-    summary="LaS without smoothing",
-    traits=Traits(decays=True, stable=True, cost="L²", state="2·L·D"),
+    "LaS without smoothing",
+    Traits(decays=True, stable=True, cost="L²", state="2·L·D"),
     fixed={"window": None, "side": "past", "bidirectional": False},
     heads=8,
 )
 @register(
     "s-attention",
-    summary="LaS without decay",
-    traits=Traits(regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
+    "LaS without decay",
+    Traits(regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
     fixed={"max_rate": 0.0, "schedule": "exp-uniform", "bidirectional": False},
     needs=("window",),
     heads=8,
 )
 @register(
     "las",
-    summary="local and smooth attention",
-    traits=Traits(decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
+    "local and smooth attention",
+    Traits(decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
     fixed={"bidirectional": False},
     needs=("window",),
     heads=8,
 )
 @register(
     "las-chunk",
-    summary="LaS in chunks: linear in L",
-    traits=Traits(decays=True, regularized=True, stable=True, cost="L", state="(2·chunk_size + window - 1)·D"),
+    "LaS in chunks: linear in L",
+    Traits(decays=True, regularized=True, stable=True, cost="L", state="(2·chunk_size + window - 1)·D"),
     fixed={"bidirectional": False},
     needs=("window", "chunk_size"),
     heads=8,
@@ -55,8 +54,8 @@ from longlens.options import NonNegative, Odd, Probability, Size
 )
 @register(
     "las-bidirectional",
-    summary="LaS to both sides",
-    traits=Traits(decays=True, regularized=True, stable=True, cost="L²"),
+    "LaS to both sides",
+    Traits(decays=True, regularized=True, stable=True, cost="L²"),
     fixed={"bidirectional": True},
     needs=("window",),
     heads=8,
@@ -96,28 +95,16 @@ class LaSAttention(CachedAttention):
         schedule: Literal["exp-uniform", "literal"] = "exp-uniform",
         dropout: Probability = 0.0,
         rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         if schedule == "literal" and not 0 < max_rate < 1:
             raise BadInput(f"max_rate must be a number between 0 and 1 for schedule=literal, got {max_rate}")
-        super().__init__(
-            embed_dim,
-            num_heads,
-            window=window,
-            side=side,
-            chunk_size=chunk_size,
-            bidirectional=bidirectional,
-            bias=bias,
-            dropout=dropout,
-            rotary=rotary,
-            device=device,
-            dtype=dtype,
-        )
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.max_rate = max_rate
-        self.schedule = schedule
+        super().__init__(embed_dim, num_heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.max_rate, self.schedule = max_rate, schedule
+        self.window, self.side = window, side
+        self.chunk_size, self.bidirectional = chunk_size, bidirectional
+        self.reset_parameters()
         # Plain numbers, not a buffer: nothing to broadcast, to cast to bfloat16, or to lose on the meta device.
         rates = decay_rates(num_heads, max_rate, schedule, device="cpu", dtype=torch.float32)
         self.rates: tuple[float, ...] = tuple(rates.tolist())

@@ -8,7 +8,7 @@ tokens, so it cannot be causal.
 """
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.common import MultiHead
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
-from longlens.ops.kernels import pad_heads
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
+from longlens.ops.decay import pad_heads
 from longlens.options import Probability, Size
 
 
@@ -31,8 +31,8 @@ def linformer_attention_reference(
 
 @register(
     "linformer",
-    summary="attention to a projected sequence",
-    traits=Traits(stable=True, cost="L"),
+    "attention to a projected sequence",
+    Traits(stable=True, cost="L"),
     size_note="its projections along the sequence have projected·L parameters",
 )
 class LinformerAttention(MultiHead):
@@ -63,15 +63,13 @@ class LinformerAttention(MultiHead):
         bias: bool = True,
         dropout: Probability = 0.0,
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, dropout=dropout, device=device, dtype=dtype)
-        self.projected = projected
-        self.share = share
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, **factory)
+        self.projected, self.share = projected, share
         self.max_length = max_length
         count = {"key-value": 1, "headwise": 2, "none": 2 * heads}[share]
-        self.projections = nn.Parameter(torch.empty(count, projected, max_length, device=device, dtype=dtype))
+        self.projections = nn.Parameter(torch.empty(count, projected, max_length, **factory))
         self.reset_parameters()
 
     @torch.no_grad()

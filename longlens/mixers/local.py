@@ -11,16 +11,18 @@ padding. Contiguous blocks, which the name promises, are what is offered here.
 """
 
 import math
-from typing import NamedTuple
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.mixers.common import MultiHead, check_step
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.las import las_attention
 from longlens.options import Count, Probability, Size
+
+LocalState = tuple[tuple[Tensor, Tensor], int]
 
 
 def local_attention(
@@ -92,18 +94,10 @@ def _blocks(x: Tensor, size: int, around: tuple[int, int]) -> Tensor:
     return torch.cat([x[:, place : place + count] for place in range(before + 1 + after)], dim=-2).flatten(0, 1)
 
 
-class LocalState(NamedTuple):
-    """What a step remembers: keys and values (B, H, n, d) of the blocks in reach, and how many tokens there were."""
-
-    key: Tensor
-    value: Tensor
-    seen: int
-
-
 @register(
     "local",
-    summary="attention within blocks",
-    traits=Traits(decays=True, stable=True, cost="L", state="2·(neighbors + 1)·block_size·D"),
+    "attention within blocks",
+    Traits(decays=True, stable=True, cost="L", state="2·(neighbors + 1)·block_size·D"),
 )
 class LocalAttention(MultiHead):
     """Multi-head self-attention within blocks. (B, L, D) -> (B, L, D), with the parameters of attention.
@@ -132,12 +126,10 @@ class LocalAttention(MultiHead):
         bias: bool = True,
         dropout: Probability = 0.0,
         rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
-        self.block_size = block_size
-        self.neighbors = neighbors
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
+        self.block_size, self.neighbors = block_size, neighbors
         self.bidirectional = bidirectional
         self.reset_parameters()
 
@@ -154,14 +146,13 @@ class LocalAttention(MultiHead):
         )
 
     def step(self, x: Tensor, state: LocalState | None = None) -> tuple[Tensor, LocalState]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state."""
+        """The state is the keys and values (B, H, n, d) of the blocks in reach, and how many tokens there were."""
         check_step(x, self.d_model, causal=not self.bidirectional)
-        seen = 0 if state is None else state.seen
+        past, seen = (None, 0) if state is None else state
         query, key, value = self._project(x.unsqueeze(1), start=seen)
-        if state is not None:
-            reach = seen % self.block_size + self.neighbors * self.block_size
-            first = max(state.key.shape[-2] - reach, 0)
-            key = torch.cat([state.key[..., first:, :], key], dim=-2)
-            value = torch.cat([state.value[..., first:, :], value], dim=-2)
+        if past is not None:
+            first = max(past[0].shape[-2] - seen % self.block_size - self.neighbors * self.block_size, 0)
+            key = torch.cat([past[0][..., first:, :], key], dim=-2)
+            value = torch.cat([past[1][..., first:, :], value], dim=-2)
         attended = las_attention(query, key, value, dropout_p=self.dropout_p)
-        return self._merge(attended).squeeze(1), LocalState(key, value, seen + 1)
+        return self._merge(attended).squeeze(1), ((key, value), seen + 1)

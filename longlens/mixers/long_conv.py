@@ -6,14 +6,14 @@ Convolutions for Sequence Modeling"; Table 10 of the LaS paper calls them FlashB
 What keeps them smooth is the squashing, by λ, and a moving average if one is chosen.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.mixers.common import Convolution
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.options import NonNegative, Odd, Probability, Size
 
 
@@ -39,8 +39,8 @@ def squashed_kernel_reference(weights: Tensor, length: int, *, squash: float, sm
 
 @register(
     "long-conv",
-    summary="long convolution of free, squashed weights",
-    traits=Traits(decays=True, regularized=True, special_init=True, cost="L log L"),
+    "long convolution of free, squashed weights",
+    Traits(decays=True, regularized=True, special_init=True, cost="L log L"),
     size_note="it has a weight for each channel and each position up to the longest sequence",
 )
 class LongConv(Convolution):
@@ -75,15 +75,12 @@ class LongConv(Convolution):
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
-        self.squash = squash
-        self.smooth = smooth
-        self.kernel_dropout = kernel_dropout
-        self.init = init
-        self.weight = nn.Parameter(torch.empty(self.kernels, max_length, device=device, dtype=dtype))
+        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        self.squash, self.smooth = squash, smooth
+        self.kernel_dropout, self.init = kernel_dropout, init
+        self.weight = nn.Parameter(torch.empty(self.kernels, max_length, **factory))
         self.reset_parameters()
 
     @torch.no_grad()

@@ -8,16 +8,15 @@ with which a state is as large as its inputs. For both sides a second scan runs 
 """
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import Tensor, nn
 
-from longlens.errors import BadInput
-from longlens.mixers.diagonal import DiagonalRecurrence, diagonal_recurrence_reference
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.diagonal import DiagonalRecurrence, check_order, diagonal_recurrence_reference
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import as_complex
 from longlens.ops.precision import at_least_float32
 from longlens.options import Is, Probability, Size
@@ -25,8 +24,8 @@ from longlens.options import Is, Probability, Size
 
 @register(
     "lru",
-    summary="linear recurrence with eigenvalues on a ring",
-    traits=Traits(
+    "linear recurrence with eigenvalues on a ring",
+    Traits(
         decays=True,
         special_init=True,
         stable=True,
@@ -63,20 +62,14 @@ class LRU(DiagonalRecurrence):
         max_radius: Annotated[float, Gt(0), Le(1), Is("a number above 0 and at most 1")] = 0.999,
         max_phase: Annotated[float, Gt(0), Le(2 * math.pi), Is("a number above 0 and at most 2π")] = 2 * math.pi,
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, **factory)
-        if min_radius > max_radius:
-            raise BadInput(
-                f"min_radius must be at most max_radius, got min_radius={min_radius} and max_radius={max_radius}"
-            )
+        check_order(min_radius=min_radius, max_radius=max_radius)
         if state_size is None:
             state_size = max(1, d_model // 2 if bidirectional else 3 * d_model // 4)
         self.state_size = state_size
-        self.min_radius = min_radius
-        self.max_radius = max_radius
+        self.min_radius, self.max_radius = min_radius, max_radius
         self.max_phase = max_phase
         self.log_decay = nn.Parameter(torch.empty(state_size, **factory))  # ν
         self.log_phase = nn.Parameter(torch.empty(state_size, **factory))  # θ

@@ -9,16 +9,15 @@ Shapes: B sequences, D channels, K kernels (D, or 2D for both sides), N states.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Unpack
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_dt
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.diagonal import check_order
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import log_uniform_
 from longlens.ops.hippo import hippo_legs
 from longlens.ops.precision import working_dtype
@@ -68,19 +67,10 @@ def discretize(a: Tensor, b: Tensor, dt: Tensor, alpha: float = 0.5) -> tuple[Te
     return both[..., :-1], both[..., -1]
 
 
-@dataclass
-class LSSLState:
-    """The memory of a step: the states (B, D, N); and Ā (D, N, N) and B̄ (D, N), to compute them only once."""
-
-    states: Tensor
-    a: Tensor
-    b: Tensor
-
-
 @register(
     "lssl",
-    summary="dense linear state space, HiPPO-LegS",
-    traits=Traits(decays=True, special_init=True, cost="L log L", state="D·state_size"),
+    "dense linear state space, HiPPO-LegS",
+    Traits(decays=True, special_init=True, cost="L log L", state="D·state_size"),
 )
 class LSSL(StateSpace):
     """LSSL in the frame of ``Convolution``. (B, L, D) -> (B, L, D). A and B belong to all channels; dt, and C for each
@@ -114,36 +104,29 @@ class LSSL(StateSpace):
         learn_dt: bool = False,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_dt(dt_min, dt_max)
-        self.state_size = state_size
-        self.dt_min = dt_min
-        self.dt_max = dt_max
-        self.alpha = alpha
+        check_order(dt_min=dt_min, dt_max=dt_max)
+        self.state_size, self.alpha = state_size, alpha
+        self.dt_min, self.dt_max = dt_min, dt_max
         self.kernel_parameters: tuple[str, ...] = ("a",) * learn_a + ("log_dt",) * learn_dt
         self.c = nn.Parameter(torch.empty(self.kernels, state_size, **factory))
         # A fixed A is not stored: rounded to half precision, it would no longer be stable.
         self.a = nn.Parameter(torch.empty(state_size, state_size, **factory)) if learn_a else None
-        log_dt = torch.empty(d_model, **factory)
-        self.log_dt: Tensor
+        self.log_dt = nn.Buffer(torch.empty(d_model, **factory))
         if learn_dt:
-            self.log_dt = nn.Parameter(log_dt)
-        else:
-            self.register_buffer("log_dt", log_dt)
+            self.log_dt = nn.Parameter(self.log_dt)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """HiPPO-LegS, dt log-uniform, and C normal, as in the official code."""
         super().reset_parameters()
         nn.init.normal_(self.c)
-        with torch.no_grad():
-            log_uniform_(self.log_dt, self.dt_min, self.dt_max)
-            if self.a is not None:
-                self.a.copy_(hippo_legs(self.state_size)[0])
+        log_uniform_(self.log_dt, self.dt_min, self.dt_max)
+        if self.a is not None:
+            self.a.copy_(hippo_legs(self.state_size)[0])
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ā (D, N, N), B̄ (D, N) and C (K, N), in float32 at the least."""
@@ -157,11 +140,11 @@ class LSSL(StateSpace):
         with torch.autocast(self.c.device.type, enabled=False):
             return lssl_kernel(*self.system(), length)
 
-    def recur(self, x: Tensor, state: LSSLState | None) -> tuple[Tensor, LSSLState]:
+    def recur(self, x: Tensor, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The state is (B, D, N), and Ā (D, N, N) and B̄ (D, N), which are computed only once."""
         with torch.autocast(x.device.type, enabled=False):
-            if state is None:
-                a, b, _ = self.system()
-                state = LSSLState(a.new_zeros(x.shape[0], self.d_model, self.state_size), a, b)
+            a, b = self.system()[:2] if state is None else state[1:]
+            states = a.new_zeros(x.shape[0], *b.shape) if state is None else state[0]
             # (D, B, N) by (D, N, N), one matrix for each channel
-            states = (state.states.transpose(0, 1) @ state.a.mT).transpose(0, 1) + state.b * x.unsqueeze(-1)
-            return (self.c.to(states.dtype) * states).sum(-1).to(x.dtype), LSSLState(states, state.a, state.b)
+            states = (states.transpose(0, 1) @ a.mT).transpose(0, 1) + b * x.unsqueeze(-1)
+            return (self.c.to(states.dtype) * states).sum(-1).to(x.dtype), (states, a, b)

@@ -4,18 +4,18 @@ i, f, o = σ(W x_t + U h_{t-1} + b)  (each with its own W, U, b),   g = tanh(W x
 c_t = f ⊙ c_{t-1} + i ⊙ g,   h_t = o ⊙ tanh(c_t),   y_t = out(h_t),   c, h (H,)
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.options import Size
 
 
 @register(
-    "lstm",
-    summary="gated nonlinear recurrence",
-    traits=Traits(decays=True, gated=True, recurrent=True, cost="L", state="2·hidden"),
+    "lstm", "gated nonlinear recurrence", Traits(decays=True, gated=True, recurrent=True, cost="L", state="2·hidden")
 )
 class LSTM(nn.Module):
     """``nn.LSTM`` of one layer, and a projection of its outputs back to the width. (B, L, D) -> (B, L, D).
@@ -29,21 +29,14 @@ class LSTM(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: Size,
-        hidden: Size | None = None,
-        *,
-        forget_bias: float | None = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, d_model: Size, hidden: Size | None = None, *, forget_bias: float | None = 1.0, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         hidden = max(1, d_model // 2) if hidden is None else hidden
         self.d_model = d_model
-        self.hidden = hidden
-        self.forget_bias = forget_bias
-        self.lstm = nn.LSTM(d_model, hidden, batch_first=True, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(hidden, d_model, device=device, dtype=dtype)
+        self.hidden, self.forget_bias = hidden, forget_bias
+        self.lstm = nn.LSTM(d_model, hidden, batch_first=True, **factory)
+        self.out_proj = nn.Linear(hidden, d_model, **factory)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -57,14 +50,13 @@ class LSTM(nn.Module):
             self.lstm.get_parameter("bias_hh_l0")[forget] = 0.0
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which comes after them."""
         check_inputs(x, mask, self.d_model)
         if x.shape[1] == 0:  # which torch refuses
             return self.out_proj(x[..., :1].expand(-1, -1, self.hidden))
         return self.out_proj(self._recur(hide_padding(x, mask), None)[0])
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One token of each sequence, (B, D), and h, c (1, B, H), None at the start -> (B, D) and the next h, c."""
+        """The state is h, c (1, B, H)."""
         check_step(x, self.d_model, causal=True)
         y, state = self._recur(x.unsqueeze(1), state)
         return self.out_proj(y.squeeze(1)), state

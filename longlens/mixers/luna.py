@@ -16,32 +16,23 @@ In the original, the packed memory is the next layer's P, and the first layer's 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.linear_attention import causal_product
 from longlens.ops.precision import at_least_float32
 from longlens.options import Probability, Size
 
 
-@dataclass(frozen=True)
-class LunaState:
-    """What a causal layer remembers of the tokens so far: Σ ω_s ⊗ x_s·W_c (B, H, M, d), and how many they were."""
-
-    sums: Tensor
-    seen: int
-
-
 @register(
     "luna",
-    summary="attention through a packed memory",
-    traits=Traits(stable=True, cost="L", state="memory·D"),
+    "attention through a packed memory",
+    Traits(stable=True, cost="L", state="memory·D"),
     size_note="each layer learns its 256 memory tokens, and has five projections instead of four",
 )
 class LunaAttention(nn.Module):
@@ -69,22 +60,19 @@ class LunaAttention(nn.Module):
         bidirectional: bool = True,
         bias: bool = True,
         dropout: Probability = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         check_heads(d_model, heads)
-        self.d_model = d_model
-        self.heads = heads
-        self.activation = activation
+        self.d_model, self.heads = d_model, heads
+        self.activation, self.dropout = activation, dropout
         self.bidirectional = bidirectional
-        self.dropout = dropout
-        self.memory = nn.Parameter(torch.empty(memory, d_model, device=device, dtype=dtype))
-        self.pq_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
-        self.pc_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
-        self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
-        self.c_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.memory = nn.Parameter(torch.empty(memory, d_model, **factory))
+        self.pq_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
+        self.pc_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
+        self.c_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -97,7 +85,6 @@ class LunaAttention(nn.Module):
                 nn.init.zeros_(projection.bias)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
         attended = self._both_sides(x, mask) if self.bidirectional else self._causal(x, mask)
@@ -126,18 +113,16 @@ class LunaAttention(nn.Module):
         attention = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
         return (causal_product(attention, weights, context) / count).to(query.dtype)
 
-    def step(self, x: Tensor, state: LunaState | None = None) -> tuple[Tensor, LunaState]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
-        Step by step, the outputs are those of ``forward``."""
+    def step(self, x: Tensor, state: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        """The state is Σ ω_s ⊗ x_s·W_c (B, H, M, d) of the tokens so far, and how many they were."""
         check_step(x, self.d_model, causal=not self.bidirectional)
         x = x.unsqueeze(1)
         query, context = (self._split(projection(x)) for projection in (self.q_proj, self.c_proj))  # (B, H, 1, d)
-        sums, seen = at_least_float32(self._pack_weights(x).mT * context), 1
-        if state is not None:
-            sums, seen = state.sums + sums, state.seen + 1
+        sums, seen = (0, 0) if state is None else state
+        sums, seen = sums + at_least_float32(self._pack_weights(x).mT * context), seen + 1
         packed = (sums / seen).to(query.dtype)  # (B, H, M, d)
         attended = F.scaled_dot_product_attention(query, packed, packed)
-        return self.out_proj(attended.flatten(1)), LunaState(sums, seen)
+        return self.out_proj(attended.flatten(1)), (sums, seen)
 
     def _pack_weights(self, x: Tensor) -> Tensor:
         """ω: (B, L, D) -> (B, H, L, M)"""

@@ -20,7 +20,7 @@ mixer knows only norm(x), and returns u ⊙ (h - norm(x)).
 """
 
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
@@ -90,35 +90,22 @@ def toeplitz(values: Tensor) -> Tensor:
 class MovingAverage(nn.Module):
     """x' = silu(k * x + ω ⊙ x), (B, L, D) -> (B, L, D)."""
 
-    def __init__(
-        self,
-        d_model: int,
-        size: int,
-        *,
-        bidirectional: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, size: int, *, bidirectional: bool, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.bidirectional = bidirectional
-        shape, factory = (2 * d_model if bidirectional else d_model, size), {"device": device, "dtype": dtype}
-        self.delta = nn.Parameter(torch.empty(shape, **factory))
-        self.alpha = nn.Parameter(torch.empty(shape, **factory))
-        self.beta = nn.Parameter(torch.empty(shape, **factory))
-        self.gamma = nn.Parameter(torch.empty(shape, **factory))
+        shape = (2 * d_model if bidirectional else d_model, size)
+        self.delta, self.alpha = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(2))
+        self.beta, self.gamma = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(2))
         self.omega = nn.Parameter(torch.empty(d_model, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As the official code, with β of alternating signs."""
-        nn.init.normal_(self.delta, std=0.2)
-        nn.init.normal_(self.alpha, std=0.2)
-        nn.init.normal_(self.beta, std=0.02)
+        for parameter, std in zip((*self.parts, self.omega), (0.2, 0.2, 0.02, 1.0, 1.0), strict=True):
+            nn.init.normal_(parameter, std=std)
         with torch.no_grad():
             self.beta[:, ::2] += 1.0
             self.beta[:, 1::2] -= 1.0
-        nn.init.normal_(self.gamma)
-        nn.init.normal_(self.omega)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -138,18 +125,10 @@ class MovingAverage(nn.Module):
         return F.silu(y + self.omega * x), state
 
 
-class MegaState(NamedTuple):
-    """What a layer remembers between steps."""
-
-    average: Tensor  # (B, D, N)
-    key: Tensor  # (B, n, Z), of the tokens so far, or of those of the current chunk
-    value: Tensor  # (B, n, H)
-
-
 @register(
     "mega",
-    summary="moving average and gated attention",
-    traits=Traits(
+    "moving average and gated attention",
+    Traits(
         decays=True,
         special_init=True,
         stable=True,
@@ -162,8 +141,8 @@ class MegaState(NamedTuple):
 )
 @register(
     "mega-chunk",
-    summary="Mega with attention in chunks",
-    traits=Traits(
+    "Mega with attention in chunks",
+    Traits(
         decays=True,
         special_init=True,
         stable=True,
@@ -217,22 +196,17 @@ class MegaAttention(nn.Module):
         dropout: Probability = 0.0,
         rotary: bool = False,
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if rotary and shared % 2:
             raise BadInput(f"shared must be an even number with rotary=True, got {shared}")
-        self.d_model = d_model
-        self.shared = shared
+        self.d_model, self.shared = d_model, shared
         self.hidden = max(1, round(expansion * d_model))  # H
-        self.attention = attention
-        self.chunk_size = chunk_size
+        self.attention, self.chunk_size = attention, chunk_size
+        self.dropout, self.rotary = dropout, rotary
         self.bidirectional = bidirectional
-        self.dropout = dropout
-        self.rotary = rotary
         self.max_distances = chunk_size or max_length
-        factory = {"device": device, "dtype": dtype}
         self.average = MovingAverage(d_model, ema_size, bidirectional=bidirectional, **factory)
         self.value_proj = nn.Linear(d_model, self.hidden, **factory)
         self.in_proj = nn.Linear(d_model, 2 * d_model + self.hidden + shared, **factory)
@@ -253,29 +227,27 @@ class MegaAttention(nn.Module):
             nn.init.zeros_(bias)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
         query, key, value, gates = self._project(x, self.average(x))
         return self._gate(x, self._attend(query, key, value, mask), gates)
 
-    def step(self, x: Tensor, state: MegaState | None = None) -> tuple[Tensor, MegaState]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
-        Step by step, the outputs are those of ``forward``."""
+    def step(self, x: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The state is the averages (B, D, N), and keys (B, n, Z) and values (B, n, H) of all tokens or the chunk's."""
         check_step(x, self.d_model, causal=not self.bidirectional)
-        averaged, average = self.average.step(x, None if state is None else state.average)
+        averaged, average = self.average.step(x, None if state is None else state[0])
         x = x.unsqueeze(1)
         query, key, value, gates = self._project(x, averaged.unsqueeze(1))
         if state is not None:
-            key, value = torch.cat([state.key, key], dim=1), torch.cat([state.value, value], dim=1)
+            key, value = torch.cat([state[1], key], dim=1), torch.cat([state[2], value], dim=1)
         length = key.shape[1]
         attended = self._weigh(query, key, value, self._biases(length)[None, :length], None)
         if length == self.chunk_size:
             key, value = key[:, :0], value[:, :0]
-        return self._gate(x, attended, gates).squeeze(1), MegaState(average, key, value)
+        return self._gate(x, attended, gates).squeeze(1), (average, key, value)
 
     def kernel(self, length: int) -> Tensor:
-        """The weights of the moving average, as ``ema_kernel`` gives them, without ω."""
+        """That of the moving average, without ω."""
         return self.average.kernel(length)
 
     def _project(self, x: Tensor, averaged: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

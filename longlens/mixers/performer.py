@@ -10,15 +10,14 @@ Here features are kept as logarithms, which need none of it: so the causal form 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from longlens.mixers.common import MultiHead, check_step
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.linear_attention import causal_step, kernel_attention, scaled_features
 from longlens.ops.precision import at_least_float32, no_autocast
 from longlens.options import Size
@@ -63,21 +62,7 @@ def performer_attention_reference(
     return weights @ value / weights.sum(dim=-1, keepdim=True)
 
 
-@dataclass(frozen=True)
-class PerformerState:
-    """What a causal layer remembers of the tokens so far: Σ φ(k_s) ⊗ (v_s, 1) (B, H, F, d + 1), relative to a scale
-    whose logarithm is (B, H), and how many they were."""
-
-    sums: Tensor
-    log_scale: Tensor
-    seen: int
-
-
-@register(
-    "performer",
-    summary="attention by random features",
-    traits=Traits(stable=True, cost="L", state="features·(D + heads)"),
-)
+@register("performer", "attention by random features", Traits(stable=True, cost="L", state="features·(D + heads)"))
 class PerformerAttention(MultiHead):
     """Multi-head attention with positive orthogonal random features. (B, L, D) -> (B, L, D).
 
@@ -93,8 +78,6 @@ class PerformerAttention(MultiHead):
         rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
-    rows: Tensor
-
     def __init__(
         self,
         d_model: Size,
@@ -105,15 +88,13 @@ class PerformerAttention(MultiHead):
         bidirectional: bool = True,
         bias: bool = True,
         rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, rotary=rotary, device=device, dtype=dtype)
+        super().__init__(d_model, heads, bias=bias, rotary=rotary, **factory)
         width = d_model // heads
         self.features = max(int(width * math.log(width)), 1) if features is None else features
-        self.kernel_name = kernel
-        self.bidirectional = bidirectional
-        self.register_buffer("rows", torch.empty(self.features, width, device=device, dtype=dtype))
+        self.kernel_name, self.bidirectional = kernel, bidirectional
+        self.rows = nn.Buffer(torch.empty(self.features, width, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -129,15 +110,14 @@ class PerformerAttention(MultiHead):
         log_query, log_key = (log_features(x, self.rows, self.kernel_name) for x in (query, key))
         return kernel_attention(log_query, log_key, value, mask, is_causal=not self.bidirectional).to(value.dtype)
 
-    def step(self, x: Tensor, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
-        """One token of each sequence, (B, D), and what came before, None at the start -> (B, D) and the next state.
-        Step by step, the outputs are those of ``forward``."""
+    def step(self, x: Tensor, state: tuple[Any, int] | None = None) -> tuple[Tensor, tuple[Any, int]]:
+        """The state is Σ φ(k_s) ⊗ (v_s, 1) (B, H, F, d + 1) and the logarithm of its scale (B, H), and how many tokens
+        there were."""
         check_step(x, self.d_model, causal=not self.bidirectional)
-        seen = 0 if state is None else state.seen
+        before, seen = (None, 0) if state is None else state
         query, key, value = (part.squeeze(2) for part in self._project(x.unsqueeze(1), start=seen))  # (B, H, d)
         query, key, scale = scaled_features(*(log_features(part, self.rows, self.kernel_name) for part in (query, key)))
         value = F.pad(value.to(key.dtype), (0, 1), value=1.0)
-        before = None if state is None else (state.sums, state.log_scale)
         sums, after = causal_step(query, key, value, scale, before)
         attended = (sums[..., :-1] / sums[..., -1:]).to(x.dtype)
-        return self._merge(attended.unsqueeze(2)).squeeze(1), PerformerState(*after, seen + 1)
+        return self._merge(attended.unsqueeze(2)).squeeze(1), (after, seen + 1)

@@ -12,21 +12,21 @@ form is causal: there a token sees the last ``bucket_size`` tokens of its bucket
 in ``longlens.ops.lsh`` is the formula with all pairs of tokens.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.common import MultiHead, check_inputs, hide_padding
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.lsh import lsh_attention, lsh_buckets
 from longlens.ops.rotary import rotate
 from longlens.options import OneOrEven, Probability, Size
 
 
 @register(
-    "reformer",
-    summary="Reformer: attention within the buckets of a hash",
-    traits=Traits(stable=True, normalized=True, cost="L log L"),
+    "reformer", "Reformer: attention within the buckets of a hash", Traits(stable=True, normalized=True, cost="L log L")
 )
 class LSHAttention(MultiHead):
     """Multi-head attention within the buckets of a hash, with queries that are keys as well. (B, L, D) -> (B, L, D).
@@ -50,7 +50,6 @@ class LSHAttention(MultiHead):
     """
 
     parts = 2  # of in_proj: queries, which are keys as well, and values
-    rotations: Tensor
 
     def __init__(
         self,
@@ -67,10 +66,9 @@ class LSHAttention(MultiHead):
         dropout: Probability = 0.0,
         rotary: bool = False,
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
         if across_buckets and not bidirectional:
             raise BadInput(
                 "across_buckets must be false for a causal layer, got true: later tokens decide which buckets are in a "
@@ -78,13 +76,10 @@ class LSHAttention(MultiHead):
             )
         if buckets is None:
             buckets = 1 if max_length <= bucket_size else 2 * -(-max_length // (2 * bucket_size))
-        self.bucket_size = bucket_size
-        self.buckets = buckets
-        self.across_buckets = across_buckets
-        self.distinct = distinct
+        self.bucket_size, self.buckets = bucket_size, buckets
+        self.across_buckets, self.distinct = across_buckets, distinct
         self.bidirectional = bidirectional
-        rotations = torch.empty(rounds, d_model // heads, buckets // 2, device=device, dtype=dtype)
-        self.register_buffer("rotations", rotations)
+        self.rotations = nn.Buffer(torch.empty(rounds, d_model // heads, buckets // 2, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,7 +88,6 @@ class LSHAttention(MultiHead):
         nn.init.normal_(self.rotations)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         qk, value = self._split(hide_padding(x, mask))  # (B, H, L, d)
         attended = lsh_attention(

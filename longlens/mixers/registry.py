@@ -19,12 +19,11 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from longlens.errors import BadInput
 from longlens.options import REQUIRED, Option, check_options, options_of, without_none
-from longlens.registry import Registry
-from longlens.skeleton import read_skeleton
+from longlens.registry import Registry, read_skeleton
 
 if TYPE_CHECKING:
     import torch
@@ -37,34 +36,27 @@ OTHER_NAMES = {"num_heads": "heads"}  # nn.MultiheadAttention's name, and that o
 NOT_OPTIONS = ("d_model", "embed_dim", "max_length", "device", "dtype")
 
 
+class Factory(TypedDict, total=False):
+    """What a layer accepts as ``**factory: Unpack[Factory]`` and gives to those of torch that it is made of."""
+
+    device: "torch.device | str | None"
+    dtype: "torch.dtype | None"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a layer is made of: the columns of the LaS paper's Table 10, then its cost.
+    """What a layer is made of: the columns of the LaS paper's Table 10, then its cost."""
 
-    Args:
-        decays: distant inputs have less weight, by structure or initialization.
-        regularized: its kernels are regularized explicitly.
-        special_init: it has a special initialization, such as a HiPPO matrix.
-        stable: it is proven stable, or built so.
-        gated: it multiplies its result with a function of the input.
-        complex: its parameters are complex numbers.
-        normalized: it normalizes in a way of its own.
-        recurrent: it needs a recurrence in training.
-        cost: time in terms of the length: L, L log L, L².
-        state: numbers that a step remembers, in terms of the width D, of options and of the length L; None if it has
-            no ``step``.
-    """
-
-    decays: bool = False
-    regularized: bool = False
-    special_init: bool = False
-    stable: bool = False
-    gated: bool = False
-    complex: bool = False
-    normalized: bool = False
-    recurrent: bool = False
-    cost: Literal["L", "L log L", "L²"]
-    state: str | None = None
+    decays: bool = False  # distant inputs have less weight, by structure or initialization
+    regularized: bool = False  # its kernels are regularized explicitly
+    special_init: bool = False  # such as a HiPPO matrix
+    stable: bool = False  # proven, or built so
+    gated: bool = False  # it multiplies its result with a function of the input
+    complex: bool = False  # its parameters are complex numbers
+    normalized: bool = False  # in a way of its own
+    recurrent: bool = False  # it needs a recurrence in training
+    cost: Literal["L", "L log L", "L²"]  # time in terms of the length
+    state: str | None = None  # numbers that a step remembers, of the width D, options and the length L
 
 
 @dataclass(frozen=True)
@@ -96,53 +88,38 @@ class Mixer:
     def preset(self) -> Preset:
         return find_mixer(self.name)
 
-    def build(
-        self,
-        d_model: int,
-        *,
-        max_length: int = MAX_LENGTH,
-        device: "torch.device | str | None" = None,
-        dtype: "torch.dtype | None" = None,
-    ) -> "nn.Module":
+    def build(self, d_model: int, *, max_length: int = MAX_LENGTH, **factory: Unpack[Factory]) -> "nn.Module":
         """The layer of width ``d_model``, for sequences of at most ``max_length`` tokens if that matters to it."""
         values = {**self.options, **self.preset.fixed}
-        return build_layer(self.preset.layer, d_model, values, max_length=max_length, device=device, dtype=dtype)
+        return build_layer(self.preset.layer, d_model, values, max_length=max_length, **factory)
 
 
-def build_layer(
-    layer: "type[nn.Module]",
-    d_model: int,
-    options: Mapping[str, Any],
-    *,
-    max_length: int = MAX_LENGTH,
-    device: "torch.device | str | None" = None,
-    dtype: "torch.dtype | None" = None,
-) -> "nn.Module":
-    """A layer of a class, registered or not, with those of the last three arguments that it has."""
-    known = inspect.signature(layer).parameters
-    other = {ours: name for name, ours in OTHER_NAMES.items() if name in known}
-    values = {other.get(name, name): value for name, value in options.items()}
-    given = {"max_length": max_length, "device": device, "dtype": dtype}
-    return layer(d_model, **values, **{name: value for name, value in given.items() if name in known})
+def build_layer(layer: "type[nn.Module]", d_model: int, options: Mapping[str, Any], **others: Any) -> "nn.Module":
+    """A layer of a class, registered or not, with those of ``max_length``, ``device`` and ``dtype`` that it has."""
+    known = _full_signature(layer).parameters
+    names = {ours: name for name, ours in OTHER_NAMES.items() if name in known}
+    values = {names.get(name, name): value for name, value in options.items()}
+    others = {"max_length": MAX_LENGTH, **others}
+    values |= {name: value for name, value in others.items() if name in known or name not in NOT_OPTIONS}
+    return layer(d_model, **values)
 
 
 def register(
     name: str,
-    *,
     summary: str = "",
     traits: Traits | None = None,
+    *,
     size_note: str | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
     needs: tuple[str, ...] = (),
     **defaults: Any,
 ) -> Callable[[_Layer], _Layer]:
-    """Above a layer: a name for it. The parameters of its ``__init__`` are its options.
+    """Above a layer: a name for it, which ``create_mixer`` and ``--mixer`` take. The parameters of its ``__init__`` are
+    its options.
 
     Args:
-        name: the name that ``create_mixer`` and ``--mixer`` take.
         summary: a line for lists; by default the first line of the docstring.
-        traits: what the layer is made of.
-        size_note: why its parameter count differs from attention's.
+        traits, size_note: see ``Preset``.
         fixed: options that the name decides; nobody else can.
         needs: options that cannot be none under this name.
         defaults: other defaults than those of the signature.
@@ -185,7 +162,7 @@ def layer_options(layer: type, name: str) -> dict[str, Option]:
 
 def _with_checks(layer: _Layer) -> _Layer:
     """The layer, whose arguments are checked by the types of its signature."""
-    initialize, signature = layer.__init__, inspect.signature(layer.__init__)
+    initialize, signature = layer.__init__, _full_signature(layer.__init__)
     if hasattr(initialize, "__wrapped__"):  # it has another name already
         return layer
     options = {name: option for name, option in options_of(layer).items() if name not in ("device", "dtype")}
@@ -200,15 +177,26 @@ def _with_checks(layer: _Layer) -> _Layer:
         given.apply_defaults()
         args[0].__dict__["arguments"] = {name: given.arguments[name] for name in options}
 
+    checked.__dict__["__signature__"] = signature
     layer.__init__ = checked
     layer.extra_repr = lambda self: ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
     return layer
 
 
+def _full_signature(layer: Callable[..., Any]) -> inspect.Signature:
+    """The signature, with the entries of ``**factory: Unpack[Factory]`` as arguments of their own."""
+    signature = inspect.signature(layer)
+    parameters = [given for given in signature.parameters.values() if given.annotation != Unpack[Factory]]
+    if len(parameters) < len(signature.parameters):
+        named = inspect.Parameter.KEYWORD_ONLY
+        parameters += [inspect.Parameter(name, named, default=None) for name in Factory.__annotations__]
+    return signature.replace(parameters=parameters)
+
+
 def _load(module: str) -> None:
     """Register the layers of a module by their skeletons: the module, which imports torch, is imported when one is
     built."""
-    names = {"register": register, "Traits": Traits, "MAX_LENGTH": MAX_LENGTH}
+    names = {"register": register, "Traits": Traits, "Factory": Factory, "MAX_LENGTH": MAX_LENGTH}
     read_skeleton(module, lambda node: "register" in map(_called, node.decorator_list), names)
 
 

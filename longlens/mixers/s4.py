@@ -16,19 +16,19 @@ Shapes: B sequences, D channels, K kernels (D, or 2D for both sides), N/2 pairs 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_dt
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.diagonal import check_order
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
+from longlens.ops.decay import widest_dtype
 from longlens.ops.exponentials import log_uniform_
 from longlens.ops.hippo import dplr_legs
-from longlens.ops.precision import widest_dtype, working_dtype
+from longlens.ops.precision import working_dtype
 from longlens.options import Even, Positive, Size
 
 
@@ -174,24 +174,16 @@ def _from_rows(rows: Tensor) -> Tensor:
     return torch.view_as_complex(rows.transpose(0, 1).flatten(0, 1).unflatten(-1, (-1, 2)).contiguous()).conj()
 
 
-@dataclass
-class S4State:
-    """The memory of a step: the states (B, D, N/2); and C (D, N/2), to compute it only once."""
-
-    states: Tensor
-    c: Tensor
-
-
 @register(
     "s4",
-    summary="structured state space, HiPPO-LegS",
-    traits=Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L", state="D·state_size"),
+    "structured state space, HiPPO-LegS",
+    Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L", state="D·state_size"),
     fixed={"bidirectional": False},
 )
 @register(
     "s4-bidirectional",
-    summary="S4 to both sides",
-    traits=Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L"),
+    "S4 to both sides",
+    Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L"),
     fixed={"bidirectional": True},
 )
 class S4(StateSpace):
@@ -220,16 +212,12 @@ class S4(StateSpace):
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_dt(dt_min, dt_max)
-        self.state_size = state_size
-        self.dt_min = dt_min
-        self.dt_max = dt_max
-        self.max_length = max_length
+        check_order(dt_min=dt_min, dt_max=dt_max)
+        self.state_size, self.max_length = state_size, max_length
+        self.dt_min, self.dt_max = dt_min, dt_max
         pairs = state_size // 2
         self.log_decay = nn.Parameter(torch.empty(pairs, **factory))  # log(-Re Λ)
         self.frequency = nn.Parameter(torch.empty(pairs, **factory))  # Im Λ
@@ -239,21 +227,21 @@ class S4(StateSpace):
         self.log_dt = nn.Parameter(torch.empty(d_model, **factory))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """HiPPO-LegS, dt log-uniform, and C complex normal, as in the official code."""
         super().reset_parameters()
         rates, p, b, _ = dplr_legs(self.state_size)
-        with torch.no_grad():
-            self.log_decay.copy_(torch.log(-rates.real))
-            self.frequency.copy_(rates.imag)
-            self.p.copy_(torch.view_as_real(p))
-            self.b.copy_(torch.view_as_real(b))
-            log_uniform_(self.log_dt, self.dt_min, self.dt_max)
-            self.c.normal_(std=0.5**0.5)
-            rates, p, _, c, dt = self.system()
-            rows = _as_rows(c, self.d_model)
-            rows = rows - rows @ torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
-            self.c.copy_(torch.view_as_real(_from_rows(rows).resolve_conj()))
+        self.log_decay.copy_(torch.log(-rates.real))
+        self.frequency.copy_(rates.imag)
+        self.p.copy_(torch.view_as_real(p))
+        self.b.copy_(torch.view_as_real(b))
+        log_uniform_(self.log_dt, self.dt_min, self.dt_max)
+        self.c.normal_(std=0.5**0.5)
+        rates, p, _, c, dt = self.system()
+        rows = _as_rows(c, self.d_model)
+        rows = rows - rows @ torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
+        self.c.copy_(torch.view_as_real(_from_rows(rows).resolve_conj()))
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Λ, P, B (N/2,), C̃ (K, N/2) and dt (D,), in float32 at the least."""
@@ -274,13 +262,14 @@ class S4(StateSpace):
                 c = _from_rows(rows)
             return s4_kernel(rates, p, b, c, dt, known)[:, :length]
 
-    def recur(self, x: Tensor, state: S4State | None) -> tuple[Tensor, S4State]:
+    def recur(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The state is (B, D, N/2), and C (D, N/2), which is computed only once."""
         with torch.autocast(x.device.type, enabled=False):
             rates, p, b, c, dt = self.system()
             if state is None:
                 power = torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
                 rest = torch.eye(self.state_size, dtype=dt.dtype, device=dt.device) - power
                 c = _from_rows(torch.linalg.solve(rest, _as_rows(c, self.d_model), left=False))
-                state = S4State(p.new_zeros(x.shape[0], self.d_model, p.shape[0]), c)
-            states = s4_advance(rates, p, dt, state.states, b * x.unsqueeze(-1))
-            return 2 * (state.c * states).real.sum(-1).to(x.dtype), S4State(states, state.c)
+                state = p.new_zeros(x.shape[0], self.d_model, p.shape[0]), c
+            states, c = s4_advance(rates, p, dt, state[0], b * x.unsqueeze(-1)), state[1]
+            return 2 * (c * states).real.sum(-1).to(x.dtype), (states, c)

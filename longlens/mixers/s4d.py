@@ -16,14 +16,14 @@ and y = out(gelu(k * x + skip ⊙ x)), see ``Convolution``. A is initialized as 
 """
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import Discretization, check_dt, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.diagonal import Discretization, check_order, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import log_uniform_, step_exponentials
 from longlens.options import Even, Positive, Size
 
@@ -42,8 +42,8 @@ def s4d_kernel_reference(
 
 @register(
     "s4d",
-    summary="diagonal state space",
-    traits=Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L", state="D·state_size"),
+    "diagonal state space",
+    Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L", state="D·state_size"),
 )
 class S4D(StateSpace):
     """A diagonal state space for each channel. (B, L, D) -> (B, L, D).
@@ -76,17 +76,14 @@ class S4D(StateSpace):
         dt_max: Positive = 0.1,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_dt(dt_min, dt_max)
+        check_order(dt_min=dt_min, dt_max=dt_max)
         self.state_size = state_size
         self.init: Literal["lin", "inv", "legs"] = init
         self.discretization: Discretization = discretization
-        self.dt_min = dt_min
-        self.dt_max = dt_max
+        self.dt_min, self.dt_max = dt_min, dt_max
         pairs = state_size // 2
         self.log_dt = nn.Parameter(torch.empty(d_model, 1, **factory))
         self.a_real = nn.Parameter(torch.empty(1 if tied_a else d_model, pairs, **factory))  # a: the logarithm of -Re A
@@ -94,12 +91,12 @@ class S4D(StateSpace):
         self.c = nn.Parameter(torch.empty(self.kernels, pairs, 2, **factory))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         log_uniform_(self.log_dt, self.dt_min, self.dt_max)
         nn.init.constant_(self.a_real, math.log(0.5))
-        with torch.no_grad():
-            self.a_imag.copy_(s4d_frequencies(self.init, self.state_size).expand_as(self.a_imag))
+        self.a_imag.copy_(s4d_frequencies(self.init, self.state_size).expand_as(self.a_imag))
         nn.init.normal_(self.c, std=0.5**0.5)  # a variance of 1 for each complex number
 
     def kernel(self, length: int) -> Tensor:

@@ -9,15 +9,15 @@ both sides a second scan runs from the end, with the same λ, Δ, B and a C of i
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
-from longlens.mixers.diagonal import DiagonalRecurrence, check_dt, diagonal_recurrence_reference
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.diagonal import DiagonalRecurrence, check_order, diagonal_recurrence_reference
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import as_complex, log_uniform_
 from longlens.ops.hippo import dplr_legs
 from longlens.ops.precision import at_least_float32
@@ -28,8 +28,8 @@ from longlens.options import Even, Positive, Size
 # stable as there, though without clip it can learn eigenvalues with a positive real part.
 @register(
     "s5",
-    summary="one state space for all channels, by parallel scan",
-    traits=Traits(decays=True, stable=True, complex=True, recurrent=True, cost="L", state="state_size"),
+    "one state space for all channels, by parallel scan",
+    Traits(decays=True, stable=True, complex=True, recurrent=True, cost="L", state="state_size"),
 )
 class S5(DiagonalRecurrence):
     """One state space for all channels. (B, L, D) -> (B, L, D).
@@ -58,12 +58,10 @@ class S5(DiagonalRecurrence):
         dt_max: Positive = 0.1,
         clip: bool = False,
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(d_model, bidirectional=bidirectional, output="linear", **factory)
-        check_dt(dt_min, dt_max)
+        check_order(dt_min=dt_min, dt_max=dt_max)
         if state_size is None:
             unit = 2 * (blocks or 1)
             state_size = -(-d_model // unit) * unit  # the next multiple
@@ -71,10 +69,8 @@ class S5(DiagonalRecurrence):
         blocks = math.gcd(8, pairs) if blocks is None else blocks
         if pairs % blocks:
             raise BadInput(f"blocks must divide state_size / 2 = {pairs}, got {blocks}")
-        self.state_size = state_size
-        self.blocks = blocks
-        self.dt_min = dt_min
-        self.dt_max = dt_max
+        self.state_size, self.blocks = state_size, blocks
+        self.dt_min, self.dt_max = dt_min, dt_max
         self.clip = clip
         self.eigenvalues = nn.Parameter(torch.empty(pairs, 2, **factory))  # λ
         self.log_dt = nn.Parameter(torch.empty(pairs, **factory))

@@ -8,7 +8,7 @@ one before it. Z (D, 1) is the norm of the kernel at initialization, and stays w
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.common import Convolution
-from longlens.mixers.registry import MAX_LENGTH, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.options import Positive, Size
 
 
@@ -51,7 +51,7 @@ def multiscale_kernel_reference(weights: Tensor, decay: Tensor, length: int) -> 
 
 @register(
     "sgconv",
-    summary="long convolution, coarser and weaker with distance",
+    "long convolution, coarser and weaker with distance",
     # Table 10 calls it recurrent, though it is trained as a convolution like the others.
     traits=Traits(decays=True, regularized=True, special_init=True, recurrent=True, cost="L log L"),
 )
@@ -72,7 +72,6 @@ class SGConv(Convolution):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("weight",)
-    norm: Tensor
 
     def __init__(
         self,
@@ -84,18 +83,16 @@ class SGConv(Convolution):
         bidirectional: bool = True,
         output: Literal["glu", "linear"] = "glu",
         max_length: Size = MAX_LENGTH,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, device=device, dtype=dtype)
+        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
         if decay_min > decay_max:
             raise BadInput(f"decay_min must be at most decay_max, got {decay_min} and {decay_max}")
         self.kernel_dim = kernel_dim
-        self.decay_min = decay_min
-        self.decay_max = decay_max
+        self.decay_min, self.decay_max = decay_min, decay_max
         scales = 1 + math.ceil(math.log2(max(max_length / kernel_dim, 1)))
-        self.weight = nn.Parameter(torch.empty(scales, self.kernels, kernel_dim, device=device, dtype=dtype))
-        self.register_buffer("norm", torch.empty(self.kernels, 1, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(scales, self.kernels, kernel_dim, **factory))
+        self.norm = nn.Buffer(torch.empty(self.kernels, 1, **factory))
         self.reset_parameters()
 
     @property

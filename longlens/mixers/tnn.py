@@ -13,13 +13,14 @@ sequences of any length.
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.mixers.common import check_inputs, hide_padding
-from longlens.mixers.registry import Traits, register
+from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.long_conv import long_conv
 from longlens.ops.precision import no_autocast, working_dtype
 from longlens.options import Count, Positive, Ratio, Size
@@ -27,13 +28,7 @@ from longlens.options import Count, Positive, Ratio, Size
 
 @no_autocast  # bfloat16 could not count to 257
 def toeplitz_kernel(encoder: Callable[[Tensor], Tensor], decay: float, distances: Tensor) -> Tensor:
-    """The coefficients t_n = decay^|n|·encoder(n), (E, length), of the distances n, (length,).
-
-    Args:
-        encoder: Function from distances (length, 1) to (length, E).
-        decay: Factor λ.
-        distances: (length,).
-    """
+    """t_n = decay^|n|·encoder(n), (E, length), of distances n, (length,), and an encoder (length, 1) -> (length, E)."""
     distances = distances.unsqueeze(1)
     return (decay ** distances.abs() * encoder(distances)).T
 
@@ -41,20 +36,10 @@ def toeplitz_kernel(encoder: Callable[[Tensor], Tensor], decay: float, distances
 class PositionEncoder(nn.Module):
     """RPE: distances (length, 1) -> (length, E), in the precision of the distances."""
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        width: int,
-        layers: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, channels: int, *, width: int, layers: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         sizes = [1, *[width] * (layers + 1), channels]
-        self.layers = nn.ModuleList(
-            nn.Linear(size, following, device=device, dtype=dtype) for size, following in pairwise(sizes)
-        )
+        self.layers = nn.ModuleList(nn.Linear(size, following, **factory) for size, following in pairwise(sizes))
 
     def reset_parameters(self) -> None:
         for layer in self.layers:
@@ -68,12 +53,8 @@ class PositionEncoder(nn.Module):
         return hidden
 
 
-@register(
-    "tnn",
-    summary="gated Toeplitz matrices",
-    # Table 10 has no gate for it, though its unit has one (u above).
-    traits=Traits(decays=True, cost="L log L"),
-)
+# Table 10 has no gate for it, though its unit has one (u above).
+@register("tnn", "gated Toeplitz matrices", Traits(decays=True, cost="L log L"))
 class GatedToeplitz(nn.Module):
     """A gated Toeplitz matrix for each channel. (B, L, D) -> (B, L, D).
 
@@ -100,28 +81,22 @@ class GatedToeplitz(nn.Module):
         rpe_width: Size = 32,
         bidirectional: bool = True,
         bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.d_model = d_model
-        self.decay = decay
+        self.d_model, self.decay = d_model, decay
         self.bidirectional = bidirectional
         inner = max(1, round(expansion * d_model))
-        self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(inner, d_model, bias=bias, device=device, dtype=dtype)
-        self.encoder = PositionEncoder(inner, width=rpe_width, layers=rpe_layers, device=device, dtype=dtype)
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, **factory)
+        self.out_proj = nn.Linear(inner, d_model, bias=bias, **factory)
+        self.encoder = PositionEncoder(inner, width=rpe_width, layers=rpe_layers, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All layers begin as ``nn.Linear`` does."""
-        self.in_proj.reset_parameters()
-        self.out_proj.reset_parameters()
-        self.encoder.reset_parameters()
+        for part in (self.in_proj, self.out_proj, self.encoder):
+            part.reset_parameters()
 
     def kernel(self, length: int) -> Tensor:
-        """(E, length): the weights of the inputs 0, 1, … steps back; for both sides (2E, length), of which the last E
-        are the weights of the inputs 1, 2, … steps later."""
         weight = self.out_proj.weight
         steps = torch.arange(length, device=weight.device, dtype=working_dtype(weight.dtype))
         if not self.bidirectional:
@@ -130,7 +105,6 @@ class GatedToeplitz(nn.Module):
         return torch.cat(both.chunk(2, dim=1))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         gate, value = F.silu(self.in_proj(x)).chunk(2, dim=-1)
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)

@@ -1,17 +1,18 @@
 """The causal attention of a Transformer (Vaswani et al. 2017): y = softmax(mask(QKᵀ/√d))·V in each of H heads."""
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.mixers.common import MultiHead, check_step
-from longlens.mixers.registry import Traits, register
-from longlens.ops.kernels import pad_heads
-from longlens.ops.union import hide_keys
+from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.decay import hide_keys, pad_heads
 from longlens.options import Probability, Size
 
 
-@register("transformer", summary="plain causal attention", traits=Traits(stable=True, cost="L²", state="2·L·D"))
+@register("transformer", "plain causal attention", Traits(stable=True, cost="L²", state="2·L·D"))
 class CausalAttention(MultiHead):
     """Causal multi-head self-attention. (B, L, D) -> (B, L, D).
 
@@ -31,10 +32,9 @@ class CausalAttention(MultiHead):
         bias: bool = True,
         dropout: Probability = 0.0,
         rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, device=device, dtype=dtype)
+        super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
         self.reset_parameters()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -47,7 +47,7 @@ class CausalAttention(MultiHead):
         return F.scaled_dot_product_attention(query, key, value, None, p, is_causal=True, scale=scale)[..., :width]
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One token of each sequence, (B, D), and the keys and values so far -> (B, D), and those with the token's."""
+        """The state is the keys and values (B, H, n, d) so far."""
         check_step(x, self.d_model, causal=True)
         query, key, value = self._project(x.unsqueeze(1), start=0 if state is None else state[0].shape[-2])
         if state is not None:

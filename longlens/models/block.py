@@ -1,11 +1,106 @@
 """A block: a mixer over the sequence, then a feedforward sub-layer over the channels, each with norm and residual."""
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.models.config import ModelConfig
-from longlens.models.norm import BatchNorm, LayerNorm
+from longlens.ops.precision import at_least_float32
+
+
+class LayerNorm(nn.LayerNorm):
+    """(B, L, D) -> (B, L, D), each token by itself."""
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(input)
+
+
+class BatchNorm(nn.Module):
+    """(B, L, D) -> (B, L, D), each channel over all tokens of the batch, in all processes together.
+
+    As ``nn.BatchNorm1d`` of the tokens where ``mask`` is True: padding neither counts in the statistics nor moves the
+    running ones. Without a mask, all positions are tokens. Where all is padding, nothing is normalized.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(width, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(width, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
+            nn.init.constant_(tensor, value)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not self.training:
+            return self._normalize(x, self.running_mean, self.running_var).to(x.dtype)
+        if mask is None and not _several_processes():  # one fused call
+            flat = x.flatten(0, 1)
+            args = self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
+            return F.batch_norm(flat, *args).view_as(x)
+        wide = at_least_float32(x)
+        tokens = torch.ones(x.shape[:2], device=x.device, dtype=wide.dtype) if mask is None else mask.to(wide.dtype)
+        tokens = tokens.unsqueeze(-1)  # (B, L, 1)
+        sums = _sum_over_processes(torch.cat([tokens.sum().view(1), (wide * tokens).sum((0, 1))]))  # (1 + D,)
+        total = sums[0].detach()
+        count = total.clamp(min=1)
+        mean = sums[1:] / count
+        var = _sum_over_processes(((wide - mean).square() * tokens).sum((0, 1))) / count
+        var = var + (total == 0)  # of no tokens: 1, as 0 would enlarge padding from norm to norm, up to infinity
+        with torch.no_grad():
+            unbiased = var * (count / (count - 1).clamp(min=1))
+            step = self.momentum * (total > 0).to(self.running_mean.dtype)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), step)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), step)
+        return self._normalize(wide, mean, var).to(x.dtype)
+
+    def _normalize(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        return torch.addcmul(self.bias - mean * scale, x, scale)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}, momentum={self.momentum}"
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _sum_over_processes(x: Tensor) -> Tensor:
+    return _AllReduce.apply(x) if _several_processes() else x  # pyright: ignore[reportReturnType]
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over processes. Every process's loss depends on it, so its gradient is summed over them, too."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        total = grads[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total
 
 
 def make_norm(config: ModelConfig) -> LayerNorm | BatchNorm:

@@ -39,18 +39,8 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 def alibi_attention(
     query: Tensor, key: Tensor, value: Tensor, slopes: tuple[float, ...], **options: Unpack[AttentionOptions]
 ) -> Tensor:
-    """Causal attention with linear biases.
-
-    Args:
-        query: Queries, (B, H, Lq, d). With Lq < Lk they are the last Lq positions, as with a cache of keys.
-        key: Keys, (B, H, Lk, d).
-        value: Values, (B, H, Lk, dv).
-        slopes: Slope m of each head.
-        options: Options of ``las_attention``, except that attention is causal and has no decay.
-
-    Returns:
-        (B, H, Lq, dv).
-    """
+    """Causal attention with linear biases, one slope m for each head. Tensors and options are those of
+    ``las_attention``, except that there is no decay."""
     if len(slopes) != query.shape[1]:
         raise ValueError(f"slopes must be one number for each of the {query.shape[1]} heads, got {len(slopes)}")
     if not options.get("is_causal", True) or options.get("decay") is not None:
@@ -89,14 +79,10 @@ def _parts(slopes: tuple[float, ...], dtype: torch.dtype) -> list[tuple[float, .
     bits for products of whole slopes, and the lower ones round everything else as much."""
     if dtype != torch.float32:
         return [slopes]
-    rough = tuple(_round(slope, bits=12) for slope in slopes)
+    parts = map(math.frexp, slopes)  # mantissa and exponent
+    rough = tuple(math.ldexp(round(math.ldexp(mantissa, 12)), exponent - 12) for mantissa, exponent in parts)
     rest = tuple(slope - part for slope, part in zip(slopes, rough, strict=True))
     return [rough, rest] if any(rest) else [rough]
-
-
-def _round(number: float, bits: int) -> float:
-    mantissa, exponent = math.frexp(number)
-    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def alibi_attention_reference(
@@ -112,9 +98,8 @@ def alibi_attention_reference(
     """The same by its formula, with the biases (H, L, L) in full, for as many queries as keys."""
     if chunk_size is not None:
         chunks = zip(*(x.split(chunk_size, dim=-2) for x in (query, key, value)), strict=True)
-        return torch.cat(
-            [alibi_attention_reference(q, k, v, slopes, smoothing=smoothing, side=side) for q, k, v in chunks], dim=-2
-        )
+        parts = [alibi_attention_reference(q, k, v, slopes, smoothing=smoothing, side=side) for q, k, v in chunks]
+        return torch.cat(parts, dim=-2)
     position = torch.arange(key.shape[-2], device=query.device)
     distance = position[:, None] - position
     scores = query @ key.mT / math.sqrt(query.shape[-1])

@@ -23,26 +23,24 @@ def block_sparse_attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Attention between blocks, in O(L·K·block_size).
+    """Attention between blocks of query, key and value (B, H, L, d), in O(L·K·block_size) -> (B, H, L, d).
 
     Args:
-        query: Queries, (B, H, L, d).
-        key: Keys, (B, H, L, d).
-        value: Values, (B, H, L, d).
         pattern: Key blocks of each query block, (H or 1, blocks, K); the rows of global blocks do not matter.
         block_size: Length of a block; the last may be shorter.
         global_blocks: Number of blocks at the start that attend to all.
         is_causal: Attend to no later token.
         mask: (B, L), True for tokens, False for padding, which no token then sees.
         dropout_p: Dropout of the weights.
-
-    Returns:
-        (B, H, L, d).
     """
     length = query.shape[2]
     blocks = -(-length // block_size)
     everywhere = min(global_blocks * block_size, length)
-    _check(query, pattern, blocks)
+    if pattern.ndim != 3 or pattern.shape[0] not in (1, query.shape[1]) or pattern.shape[1] < blocks:
+        raise ValueError(
+            f"pattern must have the shape (1 or {query.shape[1]} heads, at least {blocks} blocks, blocks that each "
+            f"attends to), got {tuple(pattern.shape)}"
+        )
     if value.numel() == 0:
         return value.clone()
     tokens = torch.ones(1, length, dtype=torch.bool, device=query.device) if mask is None else mask
@@ -92,14 +90,6 @@ def block_sparse_attention_reference(
     seen = seen.unsqueeze(0) if mask is None else seen & mask[:, None, None, :]
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     return scores.masked_fill(~_or_all(seen), -math.inf).softmax(dim=-1) @ value
-
-
-def _check(query: Tensor, pattern: Tensor, blocks: int) -> None:
-    if pattern.ndim != 3 or pattern.shape[0] not in (1, query.shape[1]) or pattern.shape[1] < blocks:
-        raise ValueError(
-            f"pattern must have the shape (1 or {query.shape[1]} heads, at least {blocks} blocks, blocks that each "
-            f"attends to), got {tuple(pattern.shape)}"
-        )
 
 
 def _gather(x: Tensor, index: Tensor, block_size: int) -> Tensor:

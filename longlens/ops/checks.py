@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from longlens.ops.smoothing import Side, Smoothing, check_side, smoothing_kernel
+from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
 Backend = Literal["auto", "sdpa", "linear", "reference"]
 
@@ -57,29 +57,30 @@ class AttentionArguments:
         check_decay(self.decay, query.shape[1], query.shape[2])
         if self.smoothing is not None:
             smoothing_kernel(self.smoothing, self.side)
-        check_side(self.side)
-        _check_chunk_size(self.chunk_size)
+        check_choice("side", self.side, Side)
+        if self.chunk_size is not None:
+            if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int):
+                raise TypeError(f"chunk_size must be an integer or None, got {self.chunk_size!r}")
+            if self.chunk_size < 1:
+                raise ValueError(f"chunk_size must be at least 1 or None, got {self.chunk_size}")
         if self.attn_mask is not None:
             _check_mask(self.attn_mask, (*query.shape[:-1], key.shape[-2]))
             _check_device("attn_mask", self.attn_mask, query)
-        if self.scale is not None:
-            _check_number("scale", self.scale)
-            if not -math.inf < self.scale < math.inf:
-                raise ValueError(f"scale must be a finite number or None, got {self.scale!r}")
-        check_probability("dropout_p", self.dropout_p)
+        if self.scale is not None and not -math.inf < _number("scale", self.scale) < math.inf:
+            raise ValueError(f"scale must be a finite number or None, got {self.scale!r}")
+        if not 0.0 <= _number("dropout_p", self.dropout_p) <= 1.0:
+            raise ValueError(f"dropout_p must lie between 0 and 1, got {self.dropout_p!r}")
 
     def check_linear(self, query: Tensor, key: Tensor) -> None:
         """Raise a ValueError for what the linear backend does not take."""
-        mask = self.attn_mask
+        dense = self.attn_mask is not None and self.attn_mask.ndim > 1 and self.attn_mask.shape[-2] != 1
+        traced = isinstance(self.decay, Tensor) and torch.compiler.is_compiling()
         reasons = {
             "is_causal must be True": not self.is_causal,
             "dropout_p must be 0": self.dropout_p > 0,
             "query and key must have the same length": query.shape[-2] != key.shape[-2],
-            "attn_mask must be the same for all queries, (..., 1, keys)": mask is not None
-            and mask.ndim > 1
-            and mask.shape[-2] != 1,
-            "decay must be a sequence of floats under torch.compile": isinstance(self.decay, Tensor)
-            and torch.compiler.is_compiling(),
+            "attn_mask must be the same for all queries, (..., 1, keys)": dense,
+            "decay must be a sequence of floats under torch.compile": traced,
         }
         for reason, applies in reasons.items():
             if applies:
@@ -89,47 +90,35 @@ class AttentionArguments:
         """The factor of the scores, 1/√d by default."""
         return query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
+    def repeat_groups(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with as many heads as the queries have."""
+        if not self.enable_gqa or query.shape[1] == key.shape[1]:
+            return key, value
+        groups = query.shape[1] // key.shape[1]
+        return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+
 
 def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int, length: int | None = None) -> None:
-    """Rates must be one finite number of at least 0 for each head. (A traced tensor has no values to look at.)
-
-    Args:
-        decay: Rates, (H,).
-        num_heads: Number of heads H.
-        length: Number of queries. As many rates as queries are a sign of swapped axes.
-    """
+    """Rates must be one finite number of at least 0 for each head. (A traced tensor has no values to look at.) As many
+    rates as the ``length`` of the queries are a sign of swapped axes."""
     if decay is None:
         return
     if isinstance(decay, Tensor):
         if decay.dtype not in DTYPES:
             raise TypeError(f"decay must be a floating-point tensor of rates, got {decay.dtype}")
-        count, given = decay.shape, f"shape {tuple(decay.shape)}"
+        shape, given = tuple(decay.shape), f"shape {tuple(decay.shape)}"
+    elif isinstance(decay, str) or not isinstance(decay, Sequence):
+        raise TypeError(f"decay must be a tensor or a sequence of rates, one for each head, got {decay!r}")
     else:
-        if isinstance(decay, (str, int, float)) or not isinstance(decay, Sequence):
-            raise TypeError(f"decay must be a tensor or a sequence of rates, one for each head, got {decay!r}")
-        count, given = (len(decay),), str(len(decay))
-    if count != (num_heads,):
-        hint = f"; {AXES}" if count == (length,) else ""
+        shape, given = (len(decay),), str(len(decay))
+    if shape != (num_heads,):
+        hint = f"; {AXES}" if shape == (length,) else ""
         raise ValueError(f"decay must have one rate for each of the {num_heads} query heads, got {given}{hint}")
     if isinstance(decay, Tensor):
-        if torch.compiler.is_compiling():
-            return
-        decay = decay.tolist()
+        decay = [] if torch.compiler.is_compiling() else decay.tolist()
     for head, rate in enumerate(decay):
-        _check_number(f"decay of head {head}", rate)
-        if not 0 <= rate < math.inf:
+        if not 0 <= _number(f"decay of head {head}", rate) < math.inf:
             raise ValueError(f"decay must have finite rates of at least 0, got {rate} for head {head}")
-
-
-def check_probability(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
-
-
-def check_backend(backend: str) -> None:
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
 
 
 def full_mask(attn_mask: Tensor, key_length: int) -> Tensor:
@@ -138,18 +127,10 @@ def full_mask(attn_mask: Tensor, key_length: int) -> Tensor:
     return mask.expand(-1, -1, -1, key_length)
 
 
-def _check_number(name: str, value: float) -> None:
+def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def _check_chunk_size(chunk_size: int | None) -> None:
-    if chunk_size is None:
-        return
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-        raise TypeError(f"chunk_size must be an integer or None, got {chunk_size!r}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
+    return value
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -178,10 +159,9 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(
             f"key and value must agree in batch, heads and length, got {tuple(key.shape)} and {tuple(value.shape)}"
         )
-    if query.shape[0] != key.shape[0]:
-        raise ValueError(f"query and key must have the same batch size, got {query.shape[0]} and {key.shape[0]}")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must have the same head width, got {query.shape[-1]} and {key.shape[-1]}")
+    for name, axis in (("batch size", 0), ("head width", -1)):
+        if query.shape[axis] != key.shape[axis]:
+            raise ValueError(f"query and key must have the same {name}, got {query.shape[axis]} and {key.shape[axis]}")
     query_heads, key_heads = query.shape[1], key.shape[1]
     if enable_gqa:
         if key_heads == 0 or query_heads % key_heads != 0:
@@ -197,12 +177,9 @@ def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
         given = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
         raise TypeError(f"attn_mask must be a boolean tensor, True where a query may attend to a key, got {given}")
-    try:
-        fits = torch.broadcast_shapes(attn_mask.shape, shape) == torch.Size(shape)
-    except RuntimeError:
-        fits = False
-    if not fits:
+    sizes = zip(reversed(attn_mask.shape), reversed(shape), strict=False)
+    if attn_mask.ndim > len(shape) or any(given not in (1, size) for given, size in sizes):
         raise ValueError(
-            f"attn_mask must broadcast to (batch, heads, queries, keys) = {tuple(shape)}, "
+            f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, "
             f"got {tuple(attn_mask.shape)}; a key padding mask (batch, keys) is passed as mask[:, None, None, :]"
         )

@@ -1,12 +1,14 @@
-"""The decay of scores with distance: the rates of the heads, and the weights that fold them into queries and keys."""
+"""The decay of scores with distance: the rates of the heads, and what queries and keys become for the kernel.
+
+For i >= j and any center c the decay folds into both: exp(-a(i-j)) · q_i·k_j = (exp(-a(i-c))·q_i) · (exp(a(j-c))·k_j).
+"""
 
 import math
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from longlens.ops.precision import widest_dtype, working_dtype
 
 Schedule = Literal["exp-uniform", "literal"]
 
@@ -68,6 +70,16 @@ def max_exponent(dtype: torch.dtype) -> float:
     return 0.25 * math.log(torch.finfo(dtype).max)
 
 
+def one_folding_fits(length: int, max_rate: float, dtype: torch.dtype) -> bool:
+    """Whether the weights of a segment of ``length``, folded around its middle, stay within ``max_exponent``."""
+    return max_rate * (length - 1) <= 2 * max_exponent(dtype)
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def decay_weights(rates: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(a_h · x_l), shape (H, L, 1), for rates a (H,) and signed distances x (L,).
 
@@ -76,4 +88,76 @@ def decay_weights(rates: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tenso
     """
     widest = widest_dtype(rates.device)
     weights = torch.exp(rates.to(widest)[:, None] * exponents.to(widest))
-    return weights.unsqueeze(-1).to(working_dtype(dtype))
+    return weights.unsqueeze(-1).to(torch.promote_types(dtype, torch.float32))
+
+
+class Piece(NamedTuple):
+    """Queries ``rows`` and keys ``keys`` (both as [start, stop) of absolute positions), folded around ``center``."""
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    center: float
+    causal: bool  # a triangle: j <= i, or for the upper one j > i
+    upper: bool = False  # keys later than the queries
+
+    @property
+    def reversed(self) -> bool:
+        """An upper triangle becomes a causal one when its rows and keys are read backwards."""
+        return self.causal and self.upper
+
+    def distances(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """i - c and j - c, negated for keys that come later than their queries."""
+        sign, dtype = -1.0 if self.upper else 1.0, widest_dtype(device)
+        rows = sign * (torch.arange(*self.rows, device=device, dtype=dtype) - self.center)
+        if self.rows == self.keys:
+            return rows, rows
+        return rows, sign * (torch.arange(*self.keys, device=device, dtype=dtype) - self.center)
+
+    def weights(self, rates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """exp(∓a(i-c)) and exp(±a(j-c)), two of (H, L, 1)."""
+        query_distance, key_distance = self.distances(rates.device)
+        if query_distance is key_distance:  # the usual piece, the diagonal: one exponential serves both
+            weights = decay_weights(rates, key_distance, key_distance.dtype)
+            dtype = torch.promote_types(dtype, torch.float32)
+            return weights.reciprocal().to(dtype), weights.to(dtype)
+        return decay_weights(rates, -query_distance, dtype), decay_weights(rates, key_distance, dtype)
+
+
+def fold(
+    query: Tensor, key: Tensor, rates: Tensor | None, piece: Piece, *, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The weighted queries and keys of a piece: scale·exp(∓a(i-c))·q_i and exp(±a(j-c))·k_j, in ``dtype``."""
+    if rates is None:
+        return (query if scale == 1.0 else query * scale).to(dtype), key.to(dtype)
+    query_weights, key_weights = piece.weights(rates, query.dtype)
+    query_weights = query_weights if scale == 1.0 else query_weights * scale
+    return (query * query_weights).to(dtype), (key * key_weights).to(dtype)
+
+
+def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Exclude keys where ``key_mask`` (B, 1 or H, 1, Lk) is False without a mask of size Lq×Lk: one more column, whose
+    product is a huge negative score for them and 0 for the others. The scale must be in the queries already.
+    """
+    huge = 240.0 if query.dtype == torch.float16 else 1e15  # its square is still finite
+    hidden = key_mask.mT.logical_not().to(key.dtype) * -huge
+    query = torch.cat([query, query.new_full((1,), huge).expand(*query.shape[:-1], 1)], dim=-1)
+    return query, torch.cat([key, hidden.expand(*key.shape[:-1], 1)], dim=-1)
+
+
+def join_masks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
+    """The kernels take a mask or the causal flag, not both."""
+    if mask is None or not causal:
+        return mask, causal
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    return mask & triangle, False
+
+
+def pad_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero columns up to a head width that the kernels run fast: they change no score and no value.
+
+    The kernels want one width for all three. On CPU anything from 16 on is as good; on GPUs, multiples of 8.
+    """
+    width = max(query.shape[-1], value.shape[-1], 16)
+    if query.device.type != "cpu":
+        width += -width % 8
+    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))  # pyright: ignore[reportReturnType]

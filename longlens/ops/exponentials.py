@@ -17,20 +17,18 @@ from longlens.ops.precision import at_least_float32, no_autocast, working_dtype
 
 
 def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
-    """The kernels k, in float32 at least.
+    """The kernels k, (D, length), in float32 at least.
 
     With l = p·T + q it is a product of matrices, (C·P, N) by (N, T), in each group: far fewer exponentials than N·L for
-    each channel, and no tensor of size D·N·L.
-
-    Args:
-        weights: Weights w, (D, N), real or complex.
-        rates: Rates λ, (G, N), real or complex.
-        length: Length of the kernels.
-
-    Returns:
-        (D, length), real.
+    each channel, and no tensor of size D·N·L. Weights w, (D, N), and rates λ, (G, N), are real or complex.
     """
-    _check(weights, rates, length)
+    if rates.ndim != 2 or weights.ndim != 2 or weights.shape[1] != rates.shape[1] or weights.shape[0] % rates.shape[0]:
+        raise ValueError(
+            "weights must have the shape (channels, N) and rates (groups, N) for a number of groups that divides that "
+            f"of channels, got {tuple(weights.shape)} and {tuple(rates.shape)}"
+        )
+    if length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")
     dtype = working_dtype(torch.promote_types(weights.dtype, rates.dtype))
     weights, rates = weights.to(dtype), rates.to(dtype)
     if length == 0:
@@ -46,17 +44,8 @@ def sum_of_exponentials_reference(weights: Tensor, rates: Tensor, length: int) -
 
 
 def step_exponentials(weights: Tensor, rates: Tensor, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One step of the recurrence whose convolution kernels these are.
-
-    Args:
-        weights: Weights w, (D, N).
-        rates: Rates λ of each channel, (D, N), or of all, (1, N).
-        x: Inputs u, (B, D).
-        state: State x, (B, D, N), in float32 at least; None at the start.
-
-    Returns:
-        Outputs y, (B, D), in the dtype of the inputs, and the next state.
-    """
+    """One step of the recurrence whose convolution kernels these are: inputs u, (B, D), and a state, (B, D, N), in
+    float32 at least, or None at the start -> outputs y, (B, D), in the dtype of the inputs, and the next state."""
     inputs = at_least_float32(x).unsqueeze(-1)
     state = inputs if state is None else torch.exp(rates) * state + inputs
     return (weights * state).real.sum(dim=-1).to(x.dtype), state
@@ -107,7 +96,9 @@ class _SumOfExponentials(torch.autograd.Function):
 
         def sum_in_blocks(rows: Tensor) -> Tensor:
             """Σ_q rows[q]·exp(λ·q) in each block: (G, C·P, T) -> (G, C, P, N)."""
-            return _from_parts(_matmul(rows, fine_parts), fine).view(groups, channels, blocks, modes)
+            sums = _matmul(rows, fine_parts)
+            sums = torch.view_as_complex(sums.unflatten(-1, (-1, 2))) if fine.is_complex() else sums
+            return sums.view(groups, channels, blocks, modes)
 
         def sum_blocks(sums: Tensor) -> Tensor:
             """Σ_p sums[p]·exp(λ·T·p): (G, C, P, N) -> (G, C, N)."""
@@ -129,15 +120,12 @@ def _powers(rates: Tensor, step: int, count: int) -> Tensor:
     table[:, 0] = 1
     size = 1
     while size < count:
-        added = table[:, size : 2 * size]
-        torch.mul(table[:, : added.shape[1]], _exp(rates * (step * size)).unsqueeze(1), out=added)
+        added, angle = table[:, size : 2 * size], rates * (step * size)
+        # For complex numbers on a CPU, torch.exp is six times slower than torch.polar.
+        factor = torch.polar(angle.real.exp(), angle.imag) if angle.is_complex() else angle.exp()
+        torch.mul(table[:, : added.shape[1]], factor.unsqueeze(1), out=added)
         size *= 2
     return table
-
-
-def _exp(x: Tensor) -> Tensor:
-    """torch.exp, which is six times slower than this for complex numbers on a CPU."""
-    return torch.polar(x.real.exp(), x.imag) if x.is_complex() else x.exp()
 
 
 def _parts(x: Tensor) -> Tensor:
@@ -146,21 +134,7 @@ def _parts(x: Tensor) -> Tensor:
     return torch.view_as_real(x).flatten(-2) if x.is_complex() else x
 
 
-def _from_parts(parts: Tensor, like: Tensor) -> Tensor:
-    return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if like.is_complex() else parts
-
-
 @no_autocast
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
     """The sums cancel, so that they need their full precision under autocast, too."""
     return left @ right
-
-
-def _check(weights: Tensor, rates: Tensor, length: int) -> None:
-    if rates.ndim != 2 or weights.ndim != 2 or weights.shape[1] != rates.shape[1] or weights.shape[0] % rates.shape[0]:
-        raise ValueError(
-            "weights must have the shape (channels, N) and rates (groups, N) for a number of groups that divides that "
-            f"of channels, got {tuple(weights.shape)} and {tuple(rates.shape)}"
-        )
-    if length < 0:
-        raise ValueError(f"length must be at least 0, got {length}")

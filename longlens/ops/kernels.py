@@ -4,7 +4,7 @@
 functions take the output and the log-sum-exp as arguments on purpose: given those of a *joined* row, they return the
 gradients of a piece within it.
 
-Masks are boolean, True = attend, and may broadcast. ``causal`` means j <= i for a square piece.
+Masks are boolean, True = attend, and may broadcast. ``causal`` means j <= i for a square piece. Scores are not scaled.
 """
 
 import math
@@ -13,30 +13,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.ops.decay import join_masks, pad_heads
 from longlens.ops.precision import at_least_float32
 
 aten = torch.ops.aten
 
 
 def attention_forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The output (B, H, Lq, dv) and the log-sum-exp (B, H, Lq) of the scores; a row without keys gives 0 and -inf."""
     kernel = _choose(query)
-    mask, causal = _join_masks(query, key, mask, causal)
+    mask, causal = join_masks(query, key, mask, causal)
     if kernel == "math":
-        return _math_forward(query, key, value, mask, causal, scale)
+        return _math_forward(query, key, value, mask, causal)
 
     width = value.shape[-1]
     query, key, value = pad_heads(query, key, value)
     bias = _bias(query, key, mask)
     if kernel == "cpu":
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=bias, scale=scale
+            query, key, value, 0.0, causal, attn_mask=bias, scale=1.0
         )
     else:
         output, lse, _, _ = aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias, True, 0.0, causal, scale=scale
+            query, key, value, bias, True, 0.0, causal, scale=1.0
         )
         lse = lse[..., : query.shape[-2]]
     if mask is not None:  # the kernels report 0 for a row without keys
@@ -53,13 +54,12 @@ def attention_backward(
     lse: Tensor,
     mask: Tensor | None,
     causal: bool,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients to query, key and value, where ``output`` and ``lse`` are those of the whole row."""
     kernel = _choose(query)
-    mask, causal = _join_masks(query, key, mask, causal)
+    mask, causal = join_masks(query, key, mask, causal)
     if kernel == "math":
-        return _math_backward(grad, query, key, value, output, lse, mask, causal, scale)
+        return _math_backward(grad, query, key, value, output, lse, mask, causal)
 
     query_width, value_width = query.shape[-1], value.shape[-1]
     query, key, value = pad_heads(query, key, value)
@@ -67,44 +67,22 @@ def attention_backward(
     bias = _bias(query, key, mask)
     if kernel == "cpu":
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, lse.contiguous(), 0.0, causal, attn_mask=bias, scale=scale
+            grad, query, key, value, output, lse.contiguous(), 0.0, causal, attn_mask=bias, scale=1.0
         )
     else:
         lse = F.pad(lse, (0, -lse.shape[-1] % 32))  # the kernel's own alignment
         seed = offset = torch.zeros((), dtype=torch.long, device=query.device)  # of a dropout that is 0
         grads = aten._scaled_dot_product_efficient_attention_backward(
-            grad, query, key, value, bias, output, lse, seed, offset, 0.0, [True] * 3 + [False], causal, scale=scale
+            grad, query, key, value, bias, output, lse, seed, offset, 0.0, [True] * 3 + [False], causal, scale=1.0
         )
     return grads[0][..., :query_width], grads[1][..., :query_width], grads[2][..., :value_width]
-
-
-def pad_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero columns up to a head width that the kernels run fast: they change no score and no value.
-
-    The kernels want one width for all three. On CPU anything from 16 on is as good; on GPUs, multiples of 8.
-    """
-    width = max(query.shape[-1], value.shape[-1], 16)
-    if query.device.type != "cpu":
-        width += -width % 8
-    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))  # pyright: ignore[reportReturnType]
 
 
 def _choose(query: Tensor) -> str:
     if query.numel() == 0:
         return "math"  # the kernels divide by the number of rows
-    if query.device.type == "cpu":
-        return "cpu"
-    if query.device.type == "cuda" and query.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return "efficient"
-    return "math"
-
-
-def _join_masks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
-    """The kernels take a mask or the causal flag, not both."""
-    if mask is None or not causal:
-        return mask, causal
-    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    return mask & triangle, False
+    fast = query.device.type == "cuda" and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return "cpu" if query.device.type == "cpu" else "efficient" if fast else "math"
 
 
 def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -118,19 +96,19 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     return bias.expand(*query.shape[:-1], key.shape[-2])
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    scores = query @ key.mT * scale
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    scores = query @ key.mT
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 
 
 def _math_forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
-    scores = _scores(query, key, mask, causal, scale)
+    scores = _scores(query, key, mask, causal)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     return (weights @ value).to(dtype), lse
@@ -145,11 +123,10 @@ def _math_backward(
     lse: Tensor,
     mask: Tensor | None,
     causal: bool,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = query.dtype
     grad, query, key, value, output = (at_least_float32(x) for x in (grad, query, key, value, output))
-    weights = torch.exp(_scores(query, key, mask, causal, scale) - lse.unsqueeze(-1))
+    weights = torch.exp(_scores(query, key, mask, causal) - lse.unsqueeze(-1))
     grad_weights = grad @ value.mT - (grad * output).sum(-1, keepdim=True)
-    grad_scores = weights * grad_weights * scale
+    grad_scores = weights * grad_weights
     return (grad_scores @ key).to(dtype), (grad_scores.mT @ query).to(dtype), (weights.mT @ grad).to(dtype)

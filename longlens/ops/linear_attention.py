@@ -18,32 +18,25 @@ CHUNK = 64  # within a chunk all pairs, 64·L products; between chunks L / 64 st
 
 @no_autocast
 def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
-    """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, in float32 at least.
+    """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, in float32 at least, for query and key (..., L, F), value (..., L, E).
 
-    Args:
-        query: (..., L, F).
-        key: (..., L, F).
-        value: (..., L, E).
-        log_scale: Logarithms c, (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the largest
-            scale so far, Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. They take no gradient.
-
-    Returns:
-        (..., L, E).
+    ``log_scale`` are logarithms c, (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the
+    largest scale so far, Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. They take no gradient.
     """
     query, key, value = (at_least_float32(x) for x in (query, key, value))
     length = query.shape[-2]
     if length == 0:
         return value.clone()
     chunk = min(CHUNK, length)
-    q, k, v = (_chunks(x, chunk) for x in (query, key, value))  # (..., n, C, ·)
+    q, k, v = (in_chunks(x, chunk) for x in (query, key, value))  # (..., n, C, ·)
     pairs = q @ k.mT  # (..., n, C, C)
     if log_scale is None:
-        states = _before((k.mT @ v).cumsum(-3))  # (..., n, F, E): what all earlier chunks add up to
+        states = before((k.mT @ v).cumsum(-3))  # (..., n, F, E): what all earlier chunks add up to
         return _join((pairs.tril() @ v).add_(q @ states), length)
     within, leaving, arriving, kept = _weights(at_least_float32(log_scale.detach()), chunk)
     sums = (k * leaving).mT @ v
     states = linear_scan(_flat(kept.expand_as(sums)), _flat(sums)).view_as(sums)
-    return _join(((pairs * within) @ v).add_((q * arriving) @ _before(states)), length)
+    return _join(((pairs * within) @ v).add_((q * arriving) @ before(states)), length)
 
 
 def causal_product_reference(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
@@ -62,23 +55,13 @@ def causal_step(
     log_scale: Tensor | None = None,
     state: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One position of ``causal_product``.
-
-    Args:
-        query: (..., F).
-        key: (..., F).
-        value: (..., E).
-        log_scale: (...).
-        state: Sum so far, (..., F, E), and its log scale, (...); None at the start.
-
-    Returns:
-        (..., E), and the next state.
-    """
+    """One position of ``causal_product``, (..., E), and the next state: the sum so far, (..., F, E), and its log scale,
+    (...); None at the start."""
     new = key.unsqueeze(-1) * value.unsqueeze(-2)
     scale = torch.zeros_like(key[..., 0]) if log_scale is None else log_scale
     if state is not None:
-        before, largest = state
-        old, largest = largest, torch.maximum(largest, scale)
+        before, old = state
+        largest = torch.maximum(old, scale)
         new = before * (old - largest).exp()[..., None, None] + new * (scale - largest).exp()[..., None, None]
         scale = largest
     return (query.unsqueeze(-1) * new).sum(-2), (new, scale)
@@ -91,15 +74,8 @@ def kernel_attention(
     """Attention whose weights, before they are divided by their sum, are w_ts = Σ_f exp(log_query_tf + log_key_sf), in
     float32 at least.
 
-    Args:
-        log_query: Logarithms of positive features, (B, H, L, F).
-        log_key: Logarithms of positive features, (B, H, L, F).
-        value: Values, (B, H, L, E).
-        mask: (B, L) boolean, True for the keys that count; if none counts, all do.
-        is_causal: Attend to s ≤ t only.
-
-    Returns:
-        (B, H, L, E).
+    The logarithms of positive features are (B, H, L, F), the values (B, H, L, E). ``mask`` (B, L) is True for the keys
+    that count; if none counts, all do.
     """
     log_query, log_key, value = (at_least_float32(x) for x in (log_query, log_key, value))
     if value.shape[-2] == 0:
@@ -158,7 +134,7 @@ def _weights(log_scale: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Ten
     return within, leaving, arriving, (before - last).exp().unsqueeze(-1)
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
     """(..., L, d) -> (..., n, C, d), with zeros after the end."""
     rest = -x.shape[-2] % chunk
     return (F.pad(x, (0, 0, 0, rest)) if rest else x).unflatten(-2, (-1, chunk))
@@ -169,9 +145,10 @@ def _join(chunks: Tensor, length: int) -> Tensor:
     return chunks.flatten(-3, -2)[..., :length, :]
 
 
-def _before(states: Tensor) -> Tensor:
-    """(..., n, F, E): for each chunk the state after the one before it, 0 for the first."""
-    return torch.cat([torch.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]], dim=-3)
+def before(states: Tensor, by: int = 1) -> Tensor:
+    """(..., n, F, E): for each chunk the state of the one before it, or of that ``by`` before; 0 without one."""
+    kept = states.shape[-3] - by
+    return torch.cat([torch.zeros_like(states[..., :by, :, :]), states[..., :kept, :, :]], dim=-3)
 
 
 def _flat(states: Tensor) -> Tensor:

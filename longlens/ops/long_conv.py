@@ -18,14 +18,15 @@ def long_conv(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:
     computed in float32.
 
     Args:
-        x: Inputs, (B, L, D).
+        x: Inputs, (B, L, D), as the outputs.
         kernel: Kernels, (D, K): ``kernel[:, n]`` weighs the input n steps back.
         later: Kernels of later inputs, (D, K), for both sides: ``later[:, n]`` weighs the input n + 1 steps later.
-
-    Returns:
-        (B, L, D).
     """
-    _check(x, kernel, later)
+    if x.ndim != 3:
+        raise ValueError(f"x must have the shape (batch, length, channels), got {tuple(x.shape)}")
+    for name, taps in (("kernel", kernel), ("later", later)):
+        if taps is not None and (taps.ndim != 2 or taps.shape[0] != x.shape[-1]):
+            raise ValueError(f"{name} must have the shape ({x.shape[-1]}, length), got {tuple(taps.shape)}")
     length, channels, dtype = x.shape[1], x.shape[2], x.dtype
     if length == 0 or x.numel() == 0:
         return x.clone()
@@ -85,11 +86,3 @@ class _CircularConvolution(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_kernel = torch.fft.irfft((spectrum * inputs.conj()).sum(0), n=size)[..., :taps]
         return grad_x, grad_kernel, None
-
-
-def _check(x: Tensor, kernel: Tensor, later: Tensor | None) -> None:
-    if x.ndim != 3:
-        raise ValueError(f"x must have the shape (batch, length, channels), got {tuple(x.shape)}")
-    for name, taps in (("kernel", kernel), ("later", later)):
-        if taps is not None and (taps.ndim != 2 or taps.shape[0] != x.shape[-1]):
-            raise ValueError(f"{name} must have the shape ({x.shape[-1]}, length), got {tuple(taps.shape)}")

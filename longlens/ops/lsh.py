@@ -31,15 +31,8 @@ _NO_TOKEN = -1  # the bucket of what is seen where there is no token
 
 
 def lsh_buckets(x: Tensor, rotations: Tensor) -> Tensor:
-    """The bucket argmax([x·M; -x·M]) of each token in each round.
-
-    Args:
-        x: Tokens, (B, H, L, d).
-        rotations: Matrices M, (R, d, buckets / 2); those of the shape (R, d, 0) put all tokens into one bucket.
-
-    Returns:
-        (B, H, R, L), whole numbers.
-    """
+    """The bucket argmax([x·M; -x·M]), (B, H, R, L), of each token x, (B, H, L, d), in each round, for matrices M of
+    (R, d, buckets / 2); those of (R, d, 0) put all tokens into one bucket."""
     rounds, _, half = rotations.shape
     if half == 0:
         return torch.zeros((*x.shape[:2], rounds, x.shape[2]), dtype=torch.int64, device=x.device)
@@ -64,7 +57,7 @@ def lsh_attention(
 
     Args:
         qk: Queries, (B, H, L, d), whose directions are the keys.
-        value: Values, (B, H, L, d).
+        value: Values, (B, H, L, d), as the result.
         buckets: Bucket of each token in each round, (B, H, R, L), numbers of at least 0.
         size: Length S of a chunk.
         is_causal: See earlier tokens only.
@@ -72,9 +65,6 @@ def lsh_attention(
         distinct: Count a token that is seen in several rounds once, which takes O(R²·L·S).
         mask: (B, L), True for tokens, False for padding, which no token then sees.
         dropout_p: Dropout of the weights within a round.
-
-    Returns:
-        (B, H, L, d).
     """
     _check(is_causal, across_buckets)
     length = qk.shape[2]
@@ -196,23 +186,9 @@ class _Attend(torch.autograd.Function):
 def _scores(
     query: Tensor, key: Tensor, buckets: Tensor, places: Tensor, is_causal: bool, across_buckets: bool
 ) -> Tensor:
-    """(B, H, n, S, 2S)"""
-    scores = at_least_float32(query @ _and_previous(key).mT)
-    scores.masked_fill_(_hidden(buckets, places, query.shape[-2], is_causal, across_buckets), -math.inf)
-    _with_itself(scores).fill_(_SELF)
-    return scores
-
-
-def _hidden(buckets: Tensor, places: Tensor, size: int, is_causal: bool, across_buckets: bool) -> Tensor:
-    """Which pairs a round leaves out, (B, H, n, S, 2S).
-
-    Args:
-        buckets: Buckets of the tokens, sorted for this round: (B, H, r, n·S), in r - 1 rounds before it and in it.
-        places: Places of the same tokens in the same rounds.
-        size: Length S of a chunk.
-        is_causal: See earlier tokens only.
-        across_buckets: See all tokens of the two chunks.
-    """
+    """(B, H, n, S, 2S). Buckets and places, (B, H, r, n·S), are those of the sorted tokens, in r - 1 rounds before this
+    one and in it."""
+    size = query.shape[-2]
     row, column = _pairs(buckets[:, :, -1], size)
     hidden = column == _NO_TOKEN if across_buckets else column != row
     if is_causal:
@@ -227,7 +203,9 @@ def _hidden(buckets: Tensor, places: Tensor, size: int, is_causal: bool, across_
             row, column = _pairs(bucket, size)
             seen &= row == column
         hidden = hidden | seen
-    return hidden
+    scores = at_least_float32(query @ _and_previous(key).mT).masked_fill_(hidden, -math.inf)
+    _with_itself(scores).fill_(_SELF)
+    return scores
 
 
 def _pairs(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -25,11 +25,6 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def widest_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator of a function that computes in the dtypes of its arguments, on the device of the first tensor."""
 

@@ -4,8 +4,7 @@ LaS_c(Q, K, V) = AP(softmax(exp(-α_c · D) ⊙ (Q Kᵀ / √d))) V
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal, Unpack, get_args, overload
+from typing import Literal, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -13,47 +12,31 @@ from torch import Tensor
 
 from longlens.ops.checks import AttentionArguments, AttentionOptions, full_mask
 from longlens.ops.precision import at_least_float32, no_autocast
-from longlens.ops.smoothing import Side, Smoothing, smoothing_kernel
+from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
 Pooling = Literal["after-softmax", "re-masked", "renormalized", "before-softmax"]
 
 
+class _Options(AttentionOptions, total=False):
+    pooling: Pooling
+
+
 @overload
 def las_attention_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    pooling: Pooling = ...,
-    return_weights: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    query: Tensor, key: Tensor, value: Tensor, *, return_weights: Literal[False] = False, **options: Unpack[_Options]
 ) -> Tensor: ...
 @overload
 def las_attention_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    pooling: Pooling = ...,
-    return_weights: Literal[True],
-    **options: Unpack[AttentionOptions],
+    query: Tensor, key: Tensor, value: Tensor, *, return_weights: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Tensor, Tensor]: ...
 def las_attention_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
-    decay: Tensor | Sequence[float] | None = None,
-    smoothing: Smoothing | None = None,
-    side: Side = "past",
-    chunk_size: int | None = None,
-    is_causal: bool = True,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    enable_gqa: bool = False,
     pooling: Pooling = "after-softmax",
     return_weights: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``las_attention`` by its formula; the arguments are the same, and two more.
 
@@ -65,10 +48,9 @@ def las_attention_reference(
             to 1 again, and ``"before-softmax"`` pools the scores instead of the weights.
         return_weights: Also return the weights (B, H, Lq, Lk) that multiply the values.
     """
-    given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
+    given = AttentionArguments(**options)
     given.check(query, key, value)
-    if pooling not in get_args(Pooling):
-        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    check_choice("pooling", pooling, Pooling)
     output, weights = attend_by_formula(query, key, value, given, pooling)
     return (output, weights) if return_weights else output
 
@@ -80,9 +62,7 @@ def attend_by_formula(
     """The output (B, H, Lq, dv) and the weights (B, H, Lq, Lk), for arguments that have been checked."""
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
-    if given.enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    key, value = given.repeat_groups(query, key, value)
 
     # The queries are the last Lq positions.
     key_position = torch.arange(key.shape[-2], device=query.device)

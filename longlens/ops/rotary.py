@@ -9,15 +9,7 @@ from longlens.ops.precision import at_least_float32, working_dtype
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
     """Turn each pair (x_i, x_{i + d/2}) of (..., L, d) by the angle position · base^(-2i/d).
 
-    (R_m q)·(R_n k) depends on q, k and m - n.
-
-    Args:
-        x: Queries or keys, (..., L, d) with an even d.
-        start: Position of the first of them.
-        base: Base of the angles.
-
-    Returns:
-        (..., L, d).
+    Positions count from ``start``. (R_m q)·(R_n k) depends on q, k and m - n.
     """
     length, width = x.shape[-2:]
     if width % 2:

@@ -14,24 +14,28 @@ _SHORT = 32  # up to this length the steps are done one after the other
 
 
 def linear_scan(decay: Tensor, inputs: Tensor, *, initial: Tensor | None = None, reverse: bool = False) -> Tensor:
-    """All states of h_t = decay_t ⊙ h_{t-1} + inputs_t.
+    """All states of h_t = decay_t ⊙ h_{t-1} + inputs_t, (B, L, N).
 
     Args:
         decay: Factors a, (N,), the same in every step, or (B, L, N).
         inputs: Inputs b, (B, L, N).
         initial: State before the first step, (B, N); by default 0.
         reverse: Run from the last step to the first.
-
-    Returns:
-        (B, L, N).
     """
-    _check(decay, inputs, initial)
+    if inputs.ndim != 3:
+        raise ValueError(f"inputs must have the shape (batch, length, width), got {tuple(inputs.shape)}")
+    batch, length, width = inputs.shape
+    if decay.shape not in ((width,), inputs.shape):
+        shapes = f"({width},) or that of inputs, {tuple(inputs.shape)}"
+        raise ValueError(f"decay must have the shape {shapes}, got {tuple(decay.shape)}")
+    if initial is not None and initial.shape != (batch, width):
+        raise ValueError(f"initial must have the shape ({batch}, {width}), got {tuple(initial.shape)}")
     dtype = torch.promote_types(decay.dtype, inputs.dtype)
     decay, inputs = decay.to(dtype), inputs.to(dtype)
-    if inputs.shape[1] == 0:
+    if length == 0:
         return inputs.clone()
     if initial is not None:
-        first = inputs.shape[1] - 1 if reverse else 0
+        first = length - 1 if reverse else 0
         start = (decay if decay.ndim == 1 else decay[:, first]) * initial
         changed = (inputs[:, first] + start)[:, None]
         inputs = torch.cat([inputs[:, :first], changed, inputs[:, first + 1 :]], dim=1)
@@ -127,17 +131,3 @@ def _step_through(decay: Tensor, states: Tensor) -> Tensor:
     for t in range(1, states.shape[2]):
         states[:, :, t].addcmul_(decay if decay.ndim == 1 else decay[:, :, t], states[:, :, t - 1])
     return states
-
-
-def _check(decay: Tensor, inputs: Tensor, initial: Tensor | None) -> None:
-    if inputs.ndim != 3:
-        raise ValueError(f"inputs must have the shape (batch, length, width), got {tuple(inputs.shape)}")
-    if decay.shape not in (inputs.shape[-1:], inputs.shape):
-        raise ValueError(
-            f"decay must have the shape ({inputs.shape[-1]},) or that of inputs, {tuple(inputs.shape)}, "
-            f"got {tuple(decay.shape)}"
-        )
-    if initial is not None and initial.shape != (inputs.shape[0], inputs.shape[2]):
-        raise ValueError(
-            f"initial must have the shape ({inputs.shape[0]}, {inputs.shape[2]}), got {tuple(initial.shape)}"
-        )

@@ -16,33 +16,23 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from longlens.ops.precision import at_least_float32
-
-Side = Literal["past", "centered"]
-"""Where the window of a key lies: on it and the keys before it, or around it."""
-
-Smoothing = int | Sequence[float] | Tensor
-"""An odd window of the moving average, or any 1-D kernel."""
-
-Kernel = tuple[float, ...] | Tensor
-"""The weights f: numbers, or a tensor if they are learned."""
+Side = Literal["past", "centered"]  # where the window of a key lies: on it and the keys before it, or around it
+Smoothing = int | Sequence[float] | Tensor  # an odd window of the moving average, or any 1-D kernel
+Kernel = tuple[float, ...] | Tensor  # the weights f: numbers, or a tensor if they are learned
 
 
 def smooth_values(value: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
-    """Filter values along the sequence, with zeros before the first and after the last position.
+    """Filter values (..., L, d) along the sequence, with zeros before the first and after the last position.
 
     Args:
         value: Values, (..., L, d).
         smoothing: Odd window P of the moving average, or a 1-D kernel f.
         side: Side of the window: past or centered.
 
-    Returns:
-        (..., L, d).
-
     >>> smooth_values(torch.tensor([[3.0], [6.0], [9.0]]), 3).flatten()
     tensor([1., 3., 6.])
     """
-    check_side(side)
+    check_choice("side", side, Side)
     if value.ndim < 2:
         raise ValueError(f"value must have the shape (..., length, width), got {tuple(value.shape)}")
     kernel = smoothing_kernel(smoothing, side)
@@ -64,9 +54,10 @@ def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: Side = "p
     return matrix @ value
 
 
-def check_side(side: str) -> None:
-    if side not in get_args(Side):
-        raise ValueError(f"side must be one of {', '.join(get_args(Side))}, got {side!r}")
+def check_choice(name: str, given: str, choices: Any) -> None:
+    """Refuse what is not one of the values of a Literal."""
+    if given not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
 
 
 def smoothing_kernel(smoothing: Smoothing, side: Side) -> Kernel:
@@ -106,11 +97,11 @@ def _shifts(kernel: Kernel, side: Side) -> tuple[int, ...]:
 def _filter(value: Tensor, kernel: Kernel, shifts: Sequence[int]) -> Tensor:
     """Σ_m kernel[m] · (value moved by shifts[m] along L), by slices in place: the last dimension stays contiguous."""
     length = value.shape[-2]
-    values = at_least_float32(value)
+    values = value.to(torch.promote_types(value.dtype, torch.float32))
     weights = kernel.to(values.dtype).unbind() if isinstance(kernel, Tensor) else kernel
     result = values * weights[shifts.index(0)]
     for shift, weight in zip(shifts, weights, strict=True):
-        if shift == 0 or abs(shift) >= length:
+        if shift == 0:
             continue
         source, target = _overlap(length, shift)
         if isinstance(weight, Tensor):
@@ -122,9 +113,7 @@ def _filter(value: Tensor, kernel: Kernel, shifts: Sequence[int]) -> Tensor:
 
 def _overlap(length: int, shift: int) -> tuple[slice, slice]:
     """Where values are read, and where they land, when a sequence moves by ``shift``."""
-    if shift > 0:
-        return slice(0, length - shift), slice(shift, length)
-    return slice(-shift, length), slice(0, length + shift)
+    return slice(max(0, -shift), max(0, length - shift)), slice(max(0, shift), max(0, length + shift))
 
 
 class _Filter(torch.autograd.Function):
@@ -153,14 +142,7 @@ class _Filter(torch.autograd.Function):
             function = _Filter.apply if torch.is_grad_enabled() else _filter  # for gradients of gradients only
             grad_value = function(grad, kernel, tuple(-shift for shift in ctx.shifts))
         if ctx.needs_input_grad[1]:
-            grad_kernel = torch.stack([_correlation(grad, value, shift) for shift in ctx.shifts]).to(kernel.dtype)
+            pairs = [_overlap(value.shape[-2], shift) for shift in ctx.shifts]
+            sums = [(grad[..., target, :] * value[..., source, :]).sum() for source, target in pairs]
+            grad_kernel = torch.stack(sums).to(kernel.dtype)
         return grad_value, grad_kernel, None
-
-
-def _correlation(grad: Tensor, value: Tensor, shift: int) -> Tensor:
-    """Σ_n grad_n · value_{n - shift}, over all leading dimensions."""
-    length = value.shape[-2]
-    if abs(shift) >= length:
-        return grad.new_zeros(())
-    source, target = _overlap(length, shift)
-    return (grad[..., target, :] * value[..., source, :]).sum()

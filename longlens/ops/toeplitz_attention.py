@@ -32,20 +32,14 @@ def toeplitz_attention(
     mask: Tensor | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """Attention of one head in O(L) memory, in float32 at least.
+    """Attention of one head, of query and key (B, L, Z) and value (B, L, H), in O(L) memory, in float32 at least.
 
     Args:
-        query: Queries, (B, L, Z).
-        key: Keys, (B, L, Z).
-        value: Values, (B, L, H).
         biases: Biases b, (2L - 1,), of the keys from L - 1 steps back to L - 1 steps later.
         is_causal: Attend to j <= i only.
         mask: (B, L), True for tokens, False for padding, which no token then sees. Padding that sees no token sees
             padding.
         rows: Queries in a block, by default as many as have about half a million scores, but at least 64.
-
-    Returns:
-        (B, L, H).
     """
     query, key, value, biases = (at_least_float32(x) for x in (query, key, value, biases))
     batch, length, width = query.shape

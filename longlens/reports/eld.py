@@ -24,11 +24,7 @@ SCORE = 2.0  # of the keys whose weight is drawn
 
 
 def draw_eld(
-    *,
-    out: Path = Path("results/eld.png"),
-    heads: Several = 8,
-    max_rate: Fraction = 1e-3,
-    length: Several = 4096,
+    *, out: Path = Path("results/eld.png"), heads: Several = 8, max_rate: Fraction = 1e-3, length: Several = 4096
 ) -> str:
     """Draw how scores decay with distance: the exponentially locally decaying (ELD) operator of Section 4.1.
 
@@ -49,8 +45,7 @@ def draw_eld(
     panels[0].set_ylabel("fraction of the score kept")
     _draw_weights(panels[2], max_rate, length)
     _draw_matrices(lower, decay_rates(heads, max_rate, dtype=torch.float64), length)
-    save_picture(figure, out)
-    return f"written to {out}"
+    return save_picture(figure, out)
 
 
 def _evenly(count: int, at_most: int) -> list[int]:
@@ -81,8 +76,7 @@ def _draw_weights(axes: Axes, max_rate: float, length: int) -> None:
         label = f"score {score:g}".replace("-", "−")
         axes.plot(distance, torch.exp(score * kept), color=color, label=label, linewidth=1.6)
     axes.set_yscale("log")
-    ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8]
-    axes.set_yticks(ticks, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
+    axes.set_yticks([0.125, 0.25, 0.5, 1, 2, 4, 8], ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0.115, 8.7)
     axes.set_xlabel("distance i − j")
@@ -96,15 +90,13 @@ def _draw_matrices(figure: SubFigure, rates: Tensor, length: int) -> None:
     gap = position[:, None] - position[None, :]
     shown = _evenly(len(rates), MATRICES)
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    image = None
     for axes, head in zip(panels, shown, strict=True):
         matrix = torch.exp(-rates[head] * gap).masked_fill(gap < 0, torch.nan)
-        image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma")
+        axes.imshow(matrix.numpy(), vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma")
         decay = f"exp(−{rates[head].item():.2g}·(i − j))" if rates[head] > 0 else "no decay"
         axes.set_title(f"head {head}: {decay}", fontsize=10)
         axes.set_xticks([0, length], ["0", f"{length:,}"])
         axes.set_yticks([0, length], ["0", f"{length:,}"])
         axes.set_xlabel("key j", labelpad=-8)
     panels[0].set_ylabel("query i", labelpad=2 - 3 * len(f"{length:,}"))
-    assert image is not None
-    figure.colorbar(image, ax=list(panels), shrink=0.9, label="fraction of the score kept")
+    figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.9, label="fraction of the score kept")

@@ -60,8 +60,7 @@ def draw_kernels(
     figure.suptitle(title, fontsize=12)
     note = "a row ends where its kernels fall below 1 %, at the distance beside its name"
     figure.supxlabel(f"position $l$: steps back, negative for later inputs ({note})", fontsize=10)
-    save_picture(figure, out)
-    return f"written to {out}"
+    return save_picture(figure, out)
 
 
 def initial_kernels(name: str, *, length: int, width: int, seed: int) -> tuple[Tensor, Tensor]:

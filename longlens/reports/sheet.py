@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
@@ -35,21 +34,21 @@ class Sheet:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         shown = self._fitting(options.max_width)
-        title = Text(self.title, style="table.title") if self.title else None
-        table = Table(title=title, title_justify="left")  # texts are no markup: names may be any
+        title = _text(self.title, "table.title") if self.title else None
+        table = Table(title=title, title_justify="left")
         for index in shown:
             column = self.columns[index]
             width = None if column.wrap else self._width(index)
             table.add_column(
-                Text(column.name), justify="right" if column.number else "left", width=width, overflow="fold"
+                _text(column.name), justify="right" if column.number else "left", width=width, overflow="fold"
             )
         for row in self.rows:
-            table.add_row(*(Text(row[index]) for index in shown))
+            table.add_row(*(_text(row[index]) for index in shown))
         yield table
         hidden = [column.name for index, column in enumerate(self.columns) if index not in shown]
         if hidden:
-            yield Text(f"not shown at this width: {', '.join(hidden)}")
-        yield from map(Text, self.notes)
+            yield _text(f"not shown at this width: {', '.join(hidden)}")
+        yield from map(_text, self.notes)
 
     def _fitting(self, width: int) -> list[int]:
         """The columns that fit, in their order."""
@@ -60,7 +59,7 @@ class Sheet:
         return shown
 
     def _width(self, index: int) -> int:
-        return max(map(cell_len, [self.columns[index].name, *(row[index] for row in self.rows)]))
+        return max(_text(cell).cell_len for cell in (self.columns[index].name, *(row[index] for row in self.rows)))
 
     def to_markdown(self) -> str:
         lines = [[column.name for column in self.columns], ["--:" if c.number else ":--" for c in self.columns]]
@@ -79,6 +78,11 @@ class Sheet:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([[column.name for column in self.columns], *self.rows])
         return text.getvalue()
+
+
+def _text(content: str, style: str = "") -> Text:
+    """As it is: names of recipes and folders may be any, and are neither markup nor commands to the terminal."""
+    return Text("".join(c if c.isprintable() or c == "\n" else "�" for c in content), style=style)
 
 
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}

@@ -1,5 +1,6 @@
 """Tables of runs, and what can be said about them."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -7,8 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from longlens.data.metrics import higher_is_better
 from longlens.errors import BadInput, LongLensError
+from longlens.models.heads import higher_is_better
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
@@ -17,38 +18,44 @@ from longlens.training.run import read_config, read_environment, read_result
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 
 
-def runs_table(runs: Path) -> Sheet:
-    """A line for each run below a folder, with what tells it from the others of its task."""
-    found: list[tuple[Path, Config | None, dict[str, Any] | None, str]] = []
+def runs_tables(runs: Path) -> list[Sheet]:
+    """The runs below a folder: a table for each task, and a line for each run with what tells it from the others."""
+    groups: dict[str, list[Path]] = {}
     for path in sorted(runs.glob("*/*/*/config.json")):
-        try:
-            found.append((path.parent, read_config(path.parent), read_result(path.parent), ""))
-        except LongLensError as error:  # one damaged run does not hide the others
-            found.append((path.parent, None, None, str(error)))
-    if not found:
+        groups.setdefault(path.parts[-4], []).append(path.parent)
+    if not groups:
         raise BadInput(f"there is no run in {runs}: 'longlens train' makes one there, or give --runs FOLDER")
+    return [_runs_table(str(runs / task), folders) for task, folders in groups.items()]
+
+
+def _runs_table(title: str, folders: list[Path]) -> Sheet:
     columns = [Column("run"), Column("differs in", wrap=True), Column("recipe", 3), Column("steps", 4, number=True)]
     columns += [Column("valid", 1, number=True), Column("test", number=True), Column("date", 2)]
-    sheet = Sheet("", [*columns, Column("state", wrap=True)])
-    whole: dict[str, list[Config]] = {}
-    for _, config, _, _ in found:
-        if config is not None:
-            whole.setdefault(config.task.slug, []).append(config)
-    for folder, config, result, problem in found:
-        name = str(folder.relative_to(runs))
-        if config is None:
+    sheet = Sheet(title, [*columns, Column("state", wrap=True)])
+    found: dict[Path, tuple[Config, dict[str, Any] | None]] = {}
+    problems: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            found[folder] = read_config(folder), read_result(folder)
+        except LongLensError as error:  # one damaged run does not hide the others
+            problems[folder] = str(error)
+    different = changing([config for config, _ in found.values()], seeds=True)
+    for folder in folders:
+        name = f"{folder.parent.name}/{folder.name}"
+        if folder in problems:
             sheet.rows.append([name, *[""] * 6, "damaged"])
-            sheet.notes.append(f"{name} is damaged: {problem}")
+            sheet.notes.append(f"{name} is damaged: {problems[folder]}")
             continue
-        differs = _named(config, changing(whole[config.task.slug], seeds=True), with_mixer=False)
+        config, result = found[folder]
+        about = [name, _named(config, different, with_mixer=False), config.recipe]
         date = str(next(iter(read_environment(folder)), {}).get("date", ""))
         if result is None:
             steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdigit()]
             state = f"saved at step {max(steps):,}" if steps else "no checkpoint yet"
-            sheet.rows.append([name, differs, config.recipe, "", "", "", date, state])
+            sheet.rows.append([*about, "", "", "", date, state])
         else:
             numbers = [show_metric(result["metric"], result[key]) for key in ("valid", "test")]
-            sheet.rows.append([name, differs, config.recipe, f"{result['steps']:,}", *numbers, date, "finished"])
+            sheet.rows.append([*about, f"{result['steps']:,}", *numbers, date, "finished"])
     return sheet
 
 
@@ -96,23 +103,22 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
         )
     if results:
         sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
-    sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(marks.values())]
+    sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
     return sheet
 
 
-def _other_environments(outcomes: list[Outcome]) -> dict[Path, str]:
-    """The runs that were made in another environment than most of the others, and what differs."""
-    made = {
-        outcome.folder: next(iter(read_environment(outcome.folder)[-1:]), {}) for outcome in outcomes if outcome.result
-    }
-    found: dict[Path, str] = {}
+def _other_environments(outcomes: list[Outcome]) -> dict[Path, list[str]]:
+    """The runs that were made, all or in part, in another environment than most of the others, and what differs."""
+    made = {outcome.folder: read_environment(outcome.folder) or [{}] for outcome in outcomes if outcome.result}
+    found: dict[Path, list[str]] = {}
     for key in COMPARED:
-        values = [str(environment.get(key)) for environment in made.values()]
-        usual = max(dict.fromkeys(values), key=values.count, default="")
-        for folder, value in zip(made, values, strict=True):
-            if value != usual:
-                found[folder] = f"{key}, {value} instead of {usual}"
-    return found
+        values = {folder: [str(entry.get(key) or "unknown") for entry in entries] for folder, entries in made.items()}
+        last = [entries[-1] for entries in values.values()]
+        usual = max(dict.fromkeys(last), key=last.count, default="")
+        for folder, entries in values.items():
+            others = dict.fromkeys(entry for entry in entries if entry != usual)
+            found.setdefault(folder, []).extend(f"{key}, {other} instead of {usual}" for other in others)
+    return {folder: differences for folder, differences in found.items() if differences}
 
 
 def verdict(outcomes: list[Outcome]) -> Iterator[str]:

@@ -6,7 +6,7 @@ direction: for attention a multiple of a row of the attention matrix, but for wh
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,26 +104,15 @@ def _tensors(state: Any) -> Iterator[Tensor]:
     """All tensors of a state, whatever it is made of."""
     if isinstance(state, Tensor):
         yield state
-    elif isinstance(state, dict):
-        yield from _tensors(list(state.values()))
     elif isinstance(state, list | tuple):
         for part in state:
             yield from _tensors(part)
-    elif is_dataclass(state):
-        yield from _tensors([getattr(state, part.name) for part in fields(state)])
-    elif hasattr(state, "__dict__"):
-        yield from _tensors(vars(state))
+    elif isinstance(state, dict) or hasattr(state, "__dict__"):
+        yield from _tensors(list((state if isinstance(state, dict) else vars(state)).values()))
 
 
-COLUMNS = {
-    "decays": "decays",
-    "regularized": "R",
-    "special_init": "U.I",
-    "stable": "stable",
-    "gated": "G",
-    "complex": "C",
-    "normalized": "N",
-}
+COLUMNS = {"decays": "decays", "regularized": "R", "special_init": "U.I", "stable": "stable"}
+COLUMNS |= {"gated": "G", "complex": "C", "normalized": "N"}
 
 
 def traits_tables(length: int, width: int) -> list[Sheet]:
@@ -149,12 +138,9 @@ def _design_table(names: list[str]) -> Sheet:
 
 
 def _shape_table(measured: dict[str, Measured], length: int, width: int) -> Sheet:
-    columns = [
-        Column("layer"),
-        Column("decays"),
-        *(Column(name, number=True) for name in ("far/near", "rate", "rough")),
-    ]
-    table = Sheet(f"measured at initialization, L = {length:,}, width {width}", columns, notes=[SHAPE])
+    numbers = [Column(name, number=True) for name in ("far/near", "rate", "rough")]
+    title = f"measured at initialization, L = {length:,}, width {width}"
+    table = Sheet(title, [Column("layer"), Column("decays"), *numbers], notes=[SHAPE])
     for name, found in measured.items():
         traits = find_mixer(name).traits
         mark = "" if traits is None or found.decays == traits.decays else "! "

@@ -30,7 +30,7 @@ EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
     VOCABULARY.index(symbol) for symbol in ("<eos>", "0", "[MIN", "[MAX", "[MED", "[SM", "X")
 )
 DIGIT_PROBABILITY = 0.75  # of a node below the root
-MOST_NODES = 30_000_000  # of a level of all trees that grow together: more do not fit into memory
+MOST_NODES = 10_000_000  # of a level of all trees that grow together: more take minutes and gigabytes
 MOST_INDENTED = 40  # levels of a drawn tree
 FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")  # of the arena's release
 _IDS = {symbol: index for index, symbol in enumerate(VOCABULARY)}

@@ -27,9 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 
 from longlens.errors import RunError
-from longlens.files import default_mode, sha256, sync
+from longlens.files import default_mode, open_file, read_sealed, sha256, sync, write_sealed
 from longlens.training.run import CHECKPOINT_FILES, delete_checkpoint
-from longlens.training.seal import read_sealed, write_sealed
 
 TENSORS = CHECKPOINT_FILES[:2]
 MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # of AdamW, for each parameter
@@ -114,9 +113,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     # groups follow from the config.
     whole["state"] |= moments
     set_optimizer_state_dict(model, optimizer, whole, options=options)
-    parameters = dict(model.named_parameters())
-    for name in checkpoint.state["without_moments"]:
-        optimizer.state.pop(parameters[name], None)
+    for name, parameter in model.named_parameters():
+        if name in checkpoint.state["without_moments"]:
+            optimizer.state.pop(parameter, None)
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -151,7 +150,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 def read(folder: Path) -> Checkpoint:
     """Read ``folder``; every file is compared with its checksum."""
     try:
-        lines = (folder / "SHA256SUMS").read_text().splitlines()
+        with open_file(folder / "SHA256SUMS") as file:
+            lines = file.read().decode().splitlines()
         sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
         for name in TENSORS:
             if sha256(folder / name) != sums.get(name):
@@ -173,6 +173,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     kinds = {"progress": dict, "schedule": dict, "without_moments": list}
     if state.keys() != kinds.keys() or not all(isinstance(state[key], kind) for key, kind in kinds.items()):
         raise ValueError(f"state.json must have {', '.join(kinds)}")
+    if not all(isinstance(name, str) for name in state["without_moments"]):
+        raise ValueError("without_moments of state.json must have names")
     return state
 
 

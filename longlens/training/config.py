@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from longlens.errors import BadInput
+from longlens.files import open_file
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, list_mixers
 from longlens.models.config import ModelConfig
 from longlens.options import (
@@ -244,10 +245,11 @@ def _find_shipped(scale: str, task: str) -> Recipe:
 
 
 def _read_file(name: str) -> Recipe:
-    if not name.endswith(".toml"):
+    if not name.endswith(".toml") or "\0" in name:
         raise BadInput(f"unknown recipe; {nearest(name, SCALES)} A file of your own must end in .toml")
     try:
-        return _read_toml(name, Path(name).read_text())
+        with open_file(Path(name)) as file:
+            return _read_toml(name, file.read().decode())
     except OSError as error:
         raise BadInput(f"cannot read the file: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

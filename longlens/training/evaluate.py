@@ -1,6 +1,6 @@
 """The metric and the loss of a model on a split; what a saved model says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,67 +12,17 @@ from torch import Tensor, nn
 from longlens.data.batches import Batches
 from longlens.data.bigram import bigram_bits
 from longlens.data.datasets import Subset
-from longlens.data.metrics import metric_sums, metric_value
-from longlens.data.stream import Stream
-from longlens.errors import BadInput, Interrupted, RunError
-from longlens.models.heads import loss_sum
+from longlens.errors import BadInput, RunError
 from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
-from longlens.training.config import Config, TrainingConfig
-from longlens.training.distributed import Processes, join_processes
-from longlens.training.hardware import use_threads
+from longlens.training.config import Config
+from longlens.training.distributed import join_processes
+from longlens.training.machine import choose_threads, use_threads
+from longlens.training.open_run import TrainState
 from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result
 from longlens.training.runtime import Runtime
-from longlens.training.state import TrainState
-from longlens.training.step import forward, prefetch
-from longlens.training.threads import choose_threads
-
-LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
-LOOK_EVERY = 32  # batches between two looks at the signals of all processes
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    task: Task,
-    split: SplitName,
-    options: TrainingConfig,
-    processes: Processes,
-    *,
-    samples: int | None = None,
-    asked_to_stop: Callable[[], bool] = lambda: False,
-) -> tuple[float, float]:
-    """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
-    are as large as the micro-batches of training; nobody waits for a GPU before the end."""
-    chosen = task.split(split)
-    if samples is not None and samples < len(chosen):
-        chosen = Subset(chosen, np.sort(Stream("evaluated").permutation(len(chosen))[:samples]))
-    batches = Batches(
-        chosen,
-        -(-options.batch_size // options.accumulate),
-        group_by_length=options.group_by_length,
-        rank=processes.rank,
-        world_size=processes.count,
-    )
-    spec, was_training = task.spec, model.training
-    model.eval()
-    torch.manual_seed(0)  # for layers that draw numbers also then; a step of training has a seed of its own
-    try:
-        metrics = losses = torch.zeros((), device=processes.device)
-        count = 0
-        for index, batch in enumerate(prefetch(batches, processes.device)):
-            if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(asked_to_stop()):
-                raise Interrupted("stopped during an evaluation, and saved")
-            outputs, targets = forward(model, batch, options.precision, processes)
-            sums = metric_sums(spec.metric, outputs.float(), targets)
-            metrics = metrics + sums
-            losses = losses + (sums[0] if spec.metric in LOSSES else loss_sum(spec, outputs, targets).to(sums.dtype))
-            count += batch.total
-    finally:
-        model.train(was_training)
-    metrics, losses = processes.sum(metrics), processes.sum(losses)
-    return metric_value(spec.metric, metrics), float(losses) / count
+from longlens.training.step import evaluate
 
 
 @torch.no_grad()

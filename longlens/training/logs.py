@@ -1,15 +1,19 @@
-"""What a run tells while it trains: lines of metrics.jsonl, a progress bar, TensorBoard, Weights & Biases."""
+"""What a run tells while it trains (metrics.jsonl, a progress bar, TensorBoard, Weights & Biases), and what it is told:
+signals to stop. No torch here."""
 
 import errno
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import IO, Any
 
-from longlens.errors import BadInput
+from longlens.errors import BadInput, Interrupted
 from longlens.progress import progress
 from longlens.training.config import Config
 from longlens.training.runtime import Runtime
@@ -23,9 +27,10 @@ def notify(message: str) -> None:
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """A text file to add to. Not one that a symbolic link names, which may be anywhere."""
+    """A text file to add to. Not one that a symbolic link names, which may be anywhere, and not a pipe."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would be waited for
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a")
+        return os.fdopen(os.open(path, flags, 0o666), "a")
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise BadInput(f"{path} is a symbolic link, which is not written through: delete it") from None
@@ -114,3 +119,52 @@ def _wandb(folder: Path, config: Config, project: str) -> Iterator[Writer]:
         yield lambda values, step: run.log(values, step=step)
     finally:
         run.finish()
+
+
+class StopSignals:
+    """Within it, SIGTERM and SIGINT stop at once, as Ctrl-C does; after ``defer`` they only set ``asked``, and one
+    more, some seconds later, stops at once. What was stopped at once ends as ``Interrupted``.
+
+    Not one that comes right after the first: a terminal or a scheduler sends a signal to all processes of a job, and
+    those that have started others pass it on to them. A signal that was ignored before, as that of a job in the
+    background, is heard. Outside of the main thread no signal arrives, and nothing happens.
+    """
+
+    PATIENCE = 2.0  # seconds
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.deferred = False
+        self.since = 0.0
+        self.done = "stopped before the first step"  # what a stop at once says
+        self.before = {}
+
+    def defer(self, done: str) -> "StopSignals":
+        """From now on, whoever works looks at ``asked``; ``done`` says what a stop at once leaves behind."""
+        self.deferred = True
+        self.done = done
+        return self
+
+    def __enter__(self) -> "StopSignals":
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.before[number] = signal.signal(number, self._handle)
+        except ValueError:  # not in the main thread
+            pass
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        first = not self.asked
+        if first:
+            self.asked = True
+            self.since = time.monotonic()
+        if not self.deferred or (not first and time.monotonic() - self.since > self.PATIENCE):
+            raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not Python's
+        # A terminal also stops the processes that this one waits for, whose end may be noticed first.
+        failed_by_it = self.asked and not self.deferred and isinstance(error, Exception)
+        if isinstance(error, KeyboardInterrupt) or (failed_by_it and not isinstance(error, Interrupted)):
+            raise Interrupted(self.done) from error

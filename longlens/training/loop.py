@@ -13,19 +13,16 @@ from typing import Any
 import torch
 
 from longlens.data.batches import Batch
-from longlens.data.metrics import higher_is_better
 from longlens.errors import Interrupted
+from longlens.models.heads import higher_is_better
 from longlens.models.model import Model, count_parameters, refuse_foresight
 from longlens.training.config import Config
 from longlens.training.distributed import Processes, parallelize
 from longlens.training.logs import Logs
-from longlens.training.open_run import Learner, OpenRun, open_run
-from longlens.training.optimizer import make_optimizer, set_learning_rate
+from longlens.training.open_run import Clock, Learner, NotFinite, OpenRun, PendingLosses, TrainState, open_run
 from longlens.training.run import write_result
 from longlens.training.runtime import Runtime
-from longlens.training.schedule import Schedule
-from longlens.training.state import Clock, NotFinite, PendingLosses, TrainState
-from longlens.training.step import prefetch, seed_step, train_step
+from longlens.training.step import Schedule, make_optimizer, prefetch, seed_step, set_learning_rate, train_step
 
 
 def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str | None = None) -> dict[str, Any]:

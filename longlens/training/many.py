@@ -23,11 +23,10 @@ from typing import Any, Literal
 from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.progress import progress
 from longlens.training.config import Config
-from longlens.training.logs import notify, open_to_append
+from longlens.training.logs import StopSignals, notify, open_to_append
+from longlens.training.machine import choose_threads
 from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
 from longlens.training.runtime import Runtime
-from longlens.training.signals import StopSignals
-from longlens.training.threads import choose_threads
 
 Engine = Literal["local", "ray"]
 

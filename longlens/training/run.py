@@ -20,12 +20,11 @@ from typing_extensions import TypedDict  # typing's is not enough for pydantic b
 
 from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
-from longlens.files import read_json, write_atomic, write_json
+from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json, write_sealed
 from longlens.registry import foreign_source
 from longlens.training.config import Config, differences
 from longlens.training.logs import notify
 from longlens.training.runtime import Runtime
-from longlens.training.seal import read_sealed, write_sealed
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
 BEFORE_A_RUN = (".lock", "identity.json", "log.txt")  # may be in a folder that has no run yet
@@ -145,12 +144,17 @@ def _parse_environment(folder: Path) -> list[dict[str, Any]]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that can be read."""
     try:
-        text = (folder / "metrics.jsonl").read_text(errors="replace")
+        text = _read_lines(folder / "metrics.jsonl")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"{folder / 'metrics.jsonl'} cannot be read: {error.strerror or error}") from None
     return [values for line in text.splitlines() if (values := _parse_line(line)) is not None]
+
+
+def _read_lines(path: Path) -> str:
+    with open_file(path) as file:
+        return file.read().decode(errors="replace")
 
 
 def _parse_line(line: str) -> dict[str, Any] | None:
@@ -281,7 +285,7 @@ class RunFolder:
             if path.suffix == ".partial" and path.stem.isdecimal():
                 delete_checkpoint(path)
         try:
-            text = self.metrics.read_text(errors="replace")
+            text = _read_lines(self.metrics)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -23,7 +23,7 @@ class Runtime(Options):
         checkpoint_every: Steps between checkpoints, beside those at evaluations.
         keep: Number of checkpoints to keep, beside the best.
         log_every: Steps between lines of metrics.jsonl.
-        tensorboard: Also write the metrics for TensorBoard.
+        tensorboard: Write the metrics for TensorBoard as well.
         wandb: Project of Weights & Biases to send the metrics to.
     """
 

@@ -1,17 +1,28 @@
 """One step of training, and the batches that come to it."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.batches import Batch
-from longlens.models.heads import loss_sum
-from longlens.tasks.base import Spec
+from longlens.data.batches import Batch, Batches
+from longlens.data.datasets import Subset
+from longlens.data.stream import Stream
+from longlens.errors import BadInput, Interrupted
+from longlens.models.heads import loss_sum, metric_sums, metric_value
+from longlens.tasks.base import Spec, SplitName, Task
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes, without_sync
+
+LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
+LOOK_EVERY = 32  # batches between two looks at the signals of all processes
 
 
 def train_step(
@@ -83,3 +94,154 @@ def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
         while (batch := coming.result()) is not None:
             coming = pool.submit(load)
             yield batch
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """Matrices have weight decay; norms, biases, single vectors and the ``no_decay`` of a layer have none. The
+    ``kernel_parameters`` of a layer (those of a state space) have none either, and learn at most at ``kernel_lr``."""
+    kernel = set(_named_by(model, "kernel_parameters"))
+    no_decay = {*_named_by(model, "no_decay"), *_of_norms(model)}
+    groups: dict[str, list[nn.Parameter]] = {"decay": [], "no decay": [], "kernel": []}
+    for name, parameter in model.named_parameters():
+        decays = parameter.ndim >= 2 and name not in no_decay and name.rpartition(".")[2] != "bias"
+        groups["kernel" if name in kernel else "decay" if decays else "no decay"].append(parameter)
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "peak": min(config.lr, config.kernel_lr) if kind == "kernel" else config.lr,
+                "weight_decay": config.weight_decay if kind == "decay" else 0.0,
+            }
+            for kind, parameters in groups.items()
+            if parameters
+        ],
+        lr=config.lr,
+        betas=config.betas,
+        fused=True,
+    )
+
+
+def _named_by(model: nn.Module, attribute: str) -> Iterator[str]:
+    """The parameters that the layers of a model name, ``filter.0.weight`` as well as ``rates``."""
+    for path, module in model.named_modules():
+        for name in getattr(module, attribute, ()):
+            try:
+                reduce(getattr, name.split("."), module)  # None, if the layer has been built without it
+            except AttributeError:
+                layer = type(module).__name__
+                raise BadInput(f"{attribute} of {layer} names {name!r}, and it has no such parameter") from None
+            yield f"{path}.{name}" if path else name
+
+
+def _of_norms(model: nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules():
+        if re.search(r"Norm(\dd)?$", type(module).__name__):
+            yield from (f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set the learning rate of each group to its peak times the factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["peak"]
+
+
+THRESHOLD = 1e-4  # relative: less does not count as an improvement (the default of torch's ReduceLROnPlateau)
+
+
+class Schedule:
+    """Constant; a warm-up and then a cosine down to 0; or steps down whenever validation stops improving.
+
+    Args:
+        config: Which of them, and its numbers.
+        steps: Steps of the whole run.
+        higher_is_better: Whether a higher metric is an improvement.
+    """
+
+    def __init__(self, config: TrainingConfig, steps: int, higher_is_better: bool):
+        self.config = config
+        self.steps = steps
+        self.higher_is_better = higher_is_better
+        self.warmup = math.ceil(config.warmup * steps) if config.schedule == "cosine" else 0
+        self.level = 1.0  # of the plateau
+        self.best: float | None = None
+        self.waited = 0
+
+    def factor(self, step: int) -> float:
+        """The factor of the peak learning rate for the step after ``step`` steps."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.config.schedule == "cosine":
+            done = (step - self.warmup) / max(1, self.steps - self.warmup)
+            return 0.5 * (1 + math.cos(math.pi * min(done, 1)))
+        return self.level
+
+    def update(self, metric: float) -> None:
+        """Update after an evaluation."""
+        if self._improves(metric):
+            self.best = metric
+            self.waited = 0
+        else:
+            self.waited += 1
+        if self.config.schedule == "plateau" and self.waited > self.config.patience:
+            self.level *= self.config.factor
+            self.waited = 0
+
+    def _improves(self, metric: float) -> bool:
+        if self.best is None:
+            return True
+        if self.higher_is_better:
+            return metric > self.best * (1 + THRESHOLD)
+        return metric < self.best * (1 - THRESHOLD)
+
+    def state(self) -> dict[str, Any]:
+        return {"level": self.level, "best": self.best, "waited": self.waited}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state.keys() != self.state().keys():
+            raise BadInput(f"the state of a schedule must have {', '.join(self.state())}")
+        self.level = state["level"]
+        self.best = state["best"]
+        self.waited = state["waited"]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    split: SplitName,
+    options: TrainingConfig,
+    processes: Processes,
+    *,
+    samples: int | None = None,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+) -> tuple[float, float]:
+    """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
+    are as large as the micro-batches of training; nobody waits for a GPU before the end."""
+    chosen = task.split(split)
+    if samples is not None and samples < len(chosen):
+        chosen = Subset(chosen, np.sort(Stream("evaluated").permutation(len(chosen))[:samples]))
+    batches = Batches(
+        chosen,
+        -(-options.batch_size // options.accumulate),
+        group_by_length=options.group_by_length,
+        rank=processes.rank,
+        world_size=processes.count,
+    )
+    spec, was_training = task.spec, model.training
+    model.eval()
+    torch.manual_seed(0)  # for layers that draw numbers also then; a step of training has a seed of its own
+    try:
+        metrics = losses = torch.zeros((), device=processes.device)
+        count = 0
+        for index, batch in enumerate(prefetch(batches, processes.device)):
+            if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(asked_to_stop()):
+                raise Interrupted("stopped during an evaluation, and saved")
+            outputs, targets = forward(model, batch, options.precision, processes)
+            sums = metric_sums(spec.metric, outputs.float(), targets)
+            metrics = metrics + sums
+            losses = losses + (sums[0] if spec.metric in LOSSES else loss_sum(spec, outputs, targets).to(sums.dtype))
+            count += batch.total
+    finally:
+        model.train(was_training)
+    metrics, losses = processes.sum(metrics), processes.sum(losses)
+    return metric_value(spec.metric, metrics), float(losses) / count

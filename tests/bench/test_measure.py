@@ -43,7 +43,8 @@ def test_a_list_without_values_is_refused():
 
 def test_the_environment_is_written_beside_the_figures(tmp_path):
     out = tmp_path / "figures.json"
-    assert write_result(out, CPU, {"rows": [1]}) == f"written to {out}"
+    assert write_result(None, CPU, {"rows": [1]}) == []
+    assert write_result(out, CPU, {"rows": [1]}) == [f"written to {out}"]
     written = json.loads(out.read_text())
     assert written["rows"] == [1]
     assert {"torch", "processor", "threads"} <= set(written["environment"])

@@ -8,19 +8,17 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from support.failing import Failing
 
 from longlens.data import generate
-from longlens.data.generate import Shard, _make_part
+from longlens.data.generate import _make_part
 from longlens.data.store import CacheError, parts_folder
 from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.tasks.base import create_task
-from longlens.tasks.generated import GeneratedTask
 
 SMALL = {"sizes": (2500, 300, 200), "min_length": 5, "max_length": 80, "max_depth": 5}
 SLOWER = {"sizes": (10_000, 1000, 1000), "min_length": 300}
@@ -160,29 +158,6 @@ def test_two_commands_at_once_give_one_set(home, expected):
     assert digests(create_task("listops", **SMALL)) == expected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failing(GeneratedTask):
-    sizes: tuple[int, int, int] = (50, 10, 10)
-    kind: str = "value"
-
-    name: ClassVar[str] = "failing"
-    shard_size: ClassVar[int] = 10
-    summary: ClassVar[str] = "fails"
-
-    def shard(self, index):
-        if index == 3:
-            if self.kind.startswith("SIG"):
-                os.kill(os.getpid(), getattr(signal, self.kind))
-                time.sleep(60)
-            errors = {"input": BadInput, "cache": CacheError, "memory": MemoryError, "bug": KeyError}
-            raise errors[self.kind]("of shard 3,\nand more")
-        return Shard(
-            np.arange(10 * index, 10 * index + 10, dtype=np.uint8), np.ones(10, np.int64), np.zeros(10, np.uint8)
-        )
-
-    spec = load = None  # pyright: ignore
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
@@ -199,9 +174,7 @@ class Failing(GeneratedTask):
         ("SIGTERM", Interrupted, "stopped while samples were generated; finished ones are kept"),
     ],
 )
-def test_what_stops_a_worker_is_told(home, monkeypatch, kind, error, message):
-    monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    monkeypatch.setattr(Failing, "__module__", "test_generate")
+def test_what_stops_a_worker_is_told(home, kind, error, message):
     task = Failing(kind=kind)
     with pytest.raises(error, match=message):
         task.prepare(workers=2)
@@ -223,6 +196,12 @@ def test_nothing_is_left_where_nothing_was_made(home, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         Failing().prepare(workers=1)
     assert [path.suffix for path in (home / "sets").iterdir()] == [".lock"]
+
+
+def test_a_set_that_no_disk_holds_is_told_at_once(home):
+    task = create_task("listops", **SMALL | {"sizes": (2**31 - 1, 2**31 - 1, 2**31 - 1)})
+    with pytest.raises(CacheError, match=r"listops needs about [\d,.]+ MB in the cache folder"):
+        task.prepare(workers=2)
 
 
 def test_a_disk_that_is_too_small_is_told_at_once_and_what_is_finished_stays(home, monkeypatch, expected):

@@ -7,6 +7,8 @@ import pytest
 
 from longlens.training import checkpoint
 
+pytestmark = pytest.mark.faults
+
 
 def flip(path):
     content = bytearray(path.read_bytes())
@@ -35,27 +37,34 @@ DAMAGES = {
 }
 
 
+def _files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_checkpoint_before_a_damaged_one_is_used(runs, compare, damage):
     folder = runs.unfinished("run", 12)
     DAMAGES[damage](folder / "checkpoints" / "00000012")
+    damaged = _files(folder / "checkpoints" / "00000012")
     run = runs.train("run", "--keep", "100")
     assert run.code == 0
     assert f"checkpoint {folder / 'checkpoints' / '00000012'} is damaged" in run.said
-    assert run.said.count("damaged") == 1
+    assert "and kept as 00000012.damaged: the one before it is used" in run.said
+    assert run.said.count("is damaged") == 1
+    assert _files(folder / "checkpoints" / "00000012.damaged") == damaged, "it is put aside as it was"
     for step in run.checkpoints():  # the damaged one was made again
         checkpoint.read(folder / "checkpoints" / f"{step:08d}")
     compare.same(folder, runs.undisturbed("--keep", "100"))
 
 
-def test_a_run_without_a_whole_checkpoint_begins_anew_and_says_so(runs, compare):
+def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(runs, compare):
     folder = runs.unfinished("run", 6)
     for path in (folder / "checkpoints").iterdir():
         truncate(path / "model.safetensors")
     run = runs.train("run", "--keep", "100")
     assert run.code == 0
     assert run.said.count("is damaged (model.safetensors is not as it was written)") == 2
-    assert "no checkpoint is whole: the run begins anew" in run.said
+    assert "all checkpoints are damaged: starting from step 0" in run.said
     compare.same(folder, runs.undisturbed("--keep", "100"))
     assert run.checkpoints() == [3, 6, 8, 9, 12, 15, 16, 18, 21, 24]
 
@@ -106,4 +115,6 @@ def test_a_damaged_result_says_what_to_do(runs):
     (folder / "result.json").write_text('{"test": ')
     run = runs.train("run")
     assert run.code == 2
-    assert "result.json is damaged: delete it, and the run ends anew" in run.said
+    assert "result.json cannot be read as JSON" in run.said
+    assert "delete it and run the same command again, which repeats the end of the run only" in run.said
+    assert "Traceback" not in run.said

@@ -1,4 +1,4 @@
-"""A full disk is one clear sentence; what was saved stays whole, and the run goes on when there is room."""
+"""A full disk is one clear sentence; what was saved stays whole, and the run resumes when there is room."""
 
 import shutil
 import subprocess
@@ -7,12 +7,14 @@ import pytest
 
 from longlens.training import checkpoint
 
+pytestmark = pytest.mark.faults
+
 FLAGS = ["--dropout", "0.1", "--keep", "100"]
 
 
 def assert_whole_and_refused(run):
     assert run.code == 3
-    assert f"there is no room left for {run.folder}: make some, and the same command goes on" in run.said
+    assert f"there is no room left for {run.folder}: make some, and the same command resumes" in run.said
     assert "Traceback" not in run.said
     assert not list(run.folder.rglob("*partial*"))
     for step in run.checkpoints():
@@ -32,7 +34,7 @@ def disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(runs, compare, disk):
+def test_a_full_disk_is_a_sentence_and_the_run_resumes_when_there_is_room(runs, compare, disk):
     ballast, reached = disk / "ballast", []
     for kilobytes in (0, 4, 8, 24, 48, 64, 96):  # from no room for a config to some checkpoints
         ballast.unlink(missing_ok=True)

@@ -170,7 +170,7 @@ def test_only_the_smooth_one_smooths():
 def test_errors_name_what_is_allowed():
     for options, message in (
         ({"heads": 3}, "divide the width of the layer, got heads=3 and a width of 16"),
-        ({"window": 4}, "window must be an odd number of at least 1 or none, got 4"),
+        ({"window": 4}, "window must be an odd number of at least 1, got 4"),
         ({"rotary": True}, "mixer 'alibi-smooth' has no option 'rotary'"),
         ({"dropout": 2.0}, "dropout must be a number of at least 0 and below 1, got 2.0"),
     ):

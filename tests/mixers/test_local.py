@@ -94,7 +94,7 @@ def test_step_by_step_equals_the_whole_sequence_and_forgets(neighbors, rotary):
     for t in range(23):
         output, state = layer.step(x[:, t], state)
         outputs.append(output)
-        assert state.key.shape[-2] == min(t + 1, t % 4 + 1 + 4 * neighbors), "only the blocks in reach"
+        assert state[0][0].shape[-2] == min(t + 1, t % 4 + 1 + 4 * neighbors), "only the blocks in reach"
     torch.testing.assert_close(torch.stack(outputs, dim=1), layer(x), rtol=0, atol=1e-12)
 
 

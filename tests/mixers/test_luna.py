@@ -130,10 +130,10 @@ def test_a_causal_layer_has_no_trace_of_later_tokens():
 def test_a_step_leaves_its_state_as_it_was():
     layer, x = layer_of(bidirectional=False), torch.randn(2, WIDTH, dtype=torch.float64)
     _, state = layer.step(x)
-    sums = state.sums.clone()
+    sums = state[0].clone()
     first, second = layer.step(x, state)[0], layer.step(x, state)[0]
     assert torch.equal(first, second)
-    assert torch.equal(state.sums, sums)
+    assert torch.equal(state[0], sums)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -1,5 +1,6 @@
 """Mixers by name: those of the package, known without torch, and those of others."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -232,6 +233,14 @@ def test_a_layer_that_is_not_registered_can_be_built():
     layer = build_layer(Shift, 16, {"amount": 2.0}, max_length=9, dtype=torch.float64)
     assert (layer.max_length, layer.weight.dtype, layer.weight[0].item()) == (9, torch.float64, 2.0)
     assert build_layer(longlens.LaSAttention, 16, {"heads": 2}).num_heads == 2
+
+
+def test_device_and_dtype_are_named_arguments_and_others_are_refused():
+    assert list(inspect.signature(longlens.LaSAttention).parameters)[-2:] == ["device", "dtype"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'windwo'"):
+        longlens.LaSAttention(16, 4, windwo=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devcie'"):
+        choose_mixer("las").build(16, devcie="meta")
 
 
 def test_what_is_no_mixer_is_refused_with_a_sentence(forget):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from longlens.errors import BadInput
-from longlens.models.embedding import Embedding, sinusoids
+from longlens.models.model import Embedding, sinusoids
 from longlens.tasks.base import Spec
 
 TOKENS = Spec("tokens", 11, 20, "classify", 3, "accuracy")

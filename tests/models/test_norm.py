@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from longlens.models.norm import BatchNorm, LayerNorm
+from longlens.models.block import BatchNorm, LayerNorm
 
 MASK = torch.arange(9) < torch.tensor([[9], [4], [0], [1]])  # (4, 9)
 

@@ -9,7 +9,7 @@ from longlens.models.heads import loss_sum
 from longlens.models.model import create_model, is_causal
 from longlens.tasks.base import Spec
 from longlens.training.config import TrainingConfig
-from longlens.training.optimizer import make_optimizer
+from longlens.training.step import make_optimizer
 
 pytestmark = pytest.mark.zoo
 

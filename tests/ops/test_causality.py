@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longlens import las_attention
-from longlens.ops import linear
+from longlens.ops import las
 
 CAUSAL = {
     "plain": {},
@@ -24,7 +24,7 @@ def tokens(length=24):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_future_changes_nothing(name, monkeypatch):
-    monkeypatch.setattr(linear, "MIN_WIDTH", 1)
+    monkeypatch.setattr(las, "MIN_WIDTH", 1)
     x = tokens()
     before = las_attention(x, x, x, **CAUSAL[name])
     for t in range(23):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longlens import decay_rates
-from longlens.ops.decay import decay_weights, max_exponent
+from longlens.ops.decay import decay_weights, max_exponent, widest_dtype
 
 
 def test_exp_uniform_is_evenly_spaced_after_exp():
@@ -69,3 +69,8 @@ def test_half_of_the_exponent_range_is_left_to_the_data():
     assert max_exponent(torch.float32) == pytest.approx(22.2, abs=0.1)
     assert max_exponent(torch.float16) == pytest.approx(2.8, abs=0.1)
     assert math.exp(4 * max_exponent(torch.float64)) == pytest.approx(torch.finfo(torch.float64).max)
+
+
+def test_a_device_without_float64_has_float32():
+    assert widest_dtype(torch.device("cpu")) == torch.float64
+    assert widest_dtype(torch.device("mps")) == torch.float32

@@ -7,7 +7,7 @@ import torch
 
 from longlens import las_attention
 from longlens.bench.measure import peak_memory
-from longlens.ops import las, linear
+from longlens.ops import las
 
 
 def relative_errors(length=3000, rates=(0.0, 0.004, 0.02, 0.3), size=1.0, **options):
@@ -50,7 +50,7 @@ def test_the_error_falls_with_the_reach(monkeypatch):
 
 
 def test_gradcheck(monkeypatch):
-    monkeypatch.setattr(linear, "MIN_WIDTH", 1)
+    monkeypatch.setattr(las, "MIN_WIDTH", 1)
     inputs = [torch.randn(1, 1, 13, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     rates = torch.tensor([1.3], dtype=torch.float64, requires_grad=True)  # blocks of 3
 

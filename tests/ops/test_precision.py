@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longlens.ops.precision import at_least_float32, no_autocast, widest_dtype, working_dtype
+from longlens.ops.precision import at_least_float32, no_autocast, working_dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -18,11 +18,6 @@ def test_others_stay_what_they_are(dtype):
     x = torch.ones(3, dtype=dtype)
     assert at_least_float32(x) is x
     assert working_dtype(dtype) == dtype
-
-
-def test_a_device_without_float64_has_float32():
-    assert widest_dtype(torch.device("cpu")) == torch.float64
-    assert widest_dtype(torch.device("mps")) == torch.float32
 
 
 def test_without_autocast():

@@ -1,29 +1,37 @@
 """The tables say what the runs say, and no more than that."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from longlens.reports.tables import choice, results_table, verdict
-from longlens.training.config import resolve
+from longlens.reports.tables import changing, choice, results_table, runs_tables, verdict
+from longlens.training.config import load_recipe
 from longlens.training.many import Outcome
 
 
-def outcome(mixer="las", seed=0, test=0.5, samples=1000, metric="accuracy", error=None, **changes):
-    config = resolve("smoke", "atomic-cumsum", mixer, {"seed": seed, **changes})
+def outcome(mixer="las", seed=0, test=0.5, samples=1000, metric="accuracy", error=None, folder=None, **changes):
+    config = load_recipe("smoke", "atomic-cumsum", [mixer]).resolve("atomic-cumsum", mixer, {"seed": seed, **changes})
     result = {
-        "metric": metric, "test": test, "test_last": test, "valid": test, "parameters": 1234, "steps": 10,
-        "tokens_per_second": 1000.0, "peak_memory_bytes": 2**20, "seconds": 5.0, "test_samples": samples,
-    }  # fmt: skip
-    return Outcome(config, Path("run"), None if error else result, error)
+        **{"metric": metric, "test": test, "test_last": test, "valid": test, "parameters": 1234, "steps": 10},
+        **{"tokens_per_second": 1000.0, "peak_memory_bytes": 2**20, "seconds": 5.0, "test_samples": samples},
+    }
+    return Outcome(config, folder or Path("run"), None if error else result, error)
 
 
-def shown(outcomes):
-    console = Console(file=io.StringIO(), width=200)
-    console.print(results_table(outcomes))
-    return console.file.getvalue()
+def printed(sheet, width=200):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(sheet)
+    text = console.file.getvalue()
+    assert "…" not in text, "no cell is cut"
+    assert all(len(line) <= width for line in text.splitlines()), "no line is wider than the terminal"
+    return text
+
+
+def shown(outcomes, width=200):
+    return printed(results_table(outcomes), width)
 
 
 def test_seeds_of_one_config_share_a_line():
@@ -35,9 +43,9 @@ def test_seeds_of_one_config_share_a_line():
 
 def test_fields_that_differ_are_columns():
     text = shown([outcome(lr=0.1), outcome(lr=0.2)])
-    assert "training.lr" in text
-    assert "0.1" in text
-    assert "model.depth" not in text
+    assert "┃ lr " in text
+    assert "│ 0.1 " in text
+    assert "depth" not in text
 
 
 def test_a_failed_run_is_shown_as_such():
@@ -49,14 +57,15 @@ def test_a_failed_run_is_shown_as_such():
     ("tests", "samples", "expected"),
     [
         (
-            (0.60, 0.50), 10_000,
-            "las is ahead of transformer, 60.0 % to 50.0 %; two standard errors of the difference, with 10,000 test "
+            (0.60, 0.50),
+            10_000,
+            "las is better than transformer, 60.0 % to 50.0 %; two standard errors of the difference, with 10,000 test "
             "samples, are 1.4 %",
         ),
         ((0.505, 0.50), 1_000, ": it may be chance"),
-        ((0.50, 0.60), 10_000, "transformer is ahead of las"),
+        ((0.50, 0.60), 10_000, "transformer is better than las"),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_knows_chance(tests, samples, expected):
     outcomes = [
         outcome(name, test=test, samples=samples) for name, test in zip(("las", "transformer"), tests, strict=True)
@@ -67,7 +76,13 @@ def test_the_verdict_knows_chance(tests, samples, expected):
 
 
 def test_equal_ones_are_equal():
-    assert list(verdict([outcome(), outcome("transformer")])) == ["las and transformer are equal, 50.0 %"]
+    lines = list(verdict([outcome(), outcome("transformer"), outcome("s4d", test=0.1)]))
+    assert lines[0] == "las and transformer are equal, 50.0 %"
+
+
+def test_all_of_the_equal_ones_are_named():
+    lines = list(verdict([outcome(name) for name in ("las", "transformer", "s4d")]))
+    assert lines[0] == "las, transformer and s4d are equal, 50.0 %"
 
 
 @pytest.mark.parametrize(("spread", "chance"), [(0.1, True), (0.001, False)])
@@ -81,7 +96,7 @@ def test_several_seeds_tell_chance_by_their_spread(spread, chance):
 
 def test_less_is_better_for_languages():
     both = [outcome(name, test=test, metric="bits_per_byte") for name, test in (("las", 1.5), ("transformer", 1.6))]
-    assert next(iter(verdict(both))).startswith("las is ahead of transformer, 1.500 to 1.600")
+    assert next(iter(verdict(both))).startswith("las is better than transformer, 1.500 to 1.600")
 
 
 def test_one_model_has_nobody_to_be_compared_with():
@@ -91,24 +106,98 @@ def test_one_model_has_nobody_to_be_compared_with():
 def test_a_sweep_is_decided_by_validation_not_by_test():
     good, lucky = outcome(lr=0.1, test=0.50), outcome(lr=0.2, test=0.58)
     good.result["valid"], lucky.result["valid"] = 0.60, 0.55
-    assert list(choice([lucky, good])) == [
-        "best on validation: las training.lr=0.1, 60.0 %; on the test set it has 50.0 %"
-    ]
+    assert list(choice([lucky, good])) == ["best on validation: las lr=0.1, 60.0 %; on the test set it has 50.0 %"]
 
 
 def test_options_that_only_some_mixers_have_are_shown_too():
     outcomes = [outcome(window=3), outcome(window=5), outcome("transformer")]
-    assert "mixer.window" in shown(outcomes)
-    assert "las mixer.window=" in next(iter(choice(outcomes)))
+    assert "┃ window " in shown(outcomes)
+    assert "las window=" in next(iter(choice(outcomes)))
 
 
 def test_failed_seeds_are_not_counted():
     assert "las (1 of 2 seeds)" in shown([outcome(seed=0), outcome(seed=1, error="it broke")])
 
 
-def test_the_table_of_three_models_fits_into_80_columns():
-    console = Console(file=io.StringIO(), width=80)
-    console.print(results_table([outcome(name) for name in ("transformer", "las", "las-chunk")]))
-    text = console.file.getvalue()
-    assert "…" not in text
-    assert "transformer" in text
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        lambda: [outcome(name) for name in ("transformer", "las", "las-chunk")],
+        lambda: [outcome(name, seed=seed) for name in ("transformer", "las-bidirectional") for seed in range(10)],
+        lambda: [outcome(window=w, max_rate=r) for w in (3, 5, 9) for r in (1e-3, 1e-1)],
+        lambda: [outcome(lr=lr, depth=d, batch_size=b) for lr in (0.0001234, 1e-5) for d in (2, 12) for b in (8, 256)],
+        lambda: [outcome(error="it broke"), outcome("las-chunk")],
+        lambda: [outcome(metric="bits_per_byte", test=1.2345), outcome("s4-bidirectional", metric="bits_per_byte")],
+    ],
+)
+def test_what_matters_fits_the_terminal(outcomes, width):
+    """Nothing is cut; the test metric and all that differs are there, and what is left out is named."""
+    runs = outcomes()
+    text = shown(runs, width)
+    header = next(line for line in text.splitlines() if line.startswith("┃"))
+    for name in ("mixer", "test", *(field.split(".")[-1] for field in changing([run.config for run in runs]))):
+        assert f" {name} " in header
+    for run in runs:
+        assert f"│ {run.config.mixer.name} " in text
+    hidden = [column.name for column in results_table(runs).columns if f" {column.name} " not in header]
+    assert not hidden or f"not shown at this width: {', '.join(hidden)}" in " ".join(text.split())
+
+
+def test_all_columns_are_shown_on_a_wide_terminal():
+    text = shown([outcome(), outcome("transformer")], 120)
+    for name in ("test", "valid", "last", "params", "steps", "tokens/s", "memory", "time"):
+        assert f" {name} ┃" in text
+    assert "last: last model on the test set" in text
+
+
+def environment(folder: Path, **values) -> Path:
+    folder.mkdir()
+    usual = {"commit": "0123456789ab", "torch": "2.13.0", "device": "cpu", "date": "2026-11-16"}
+    (folder / "environment.json").write_text(json.dumps([usual | values]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "usual"),
+    [("commit", "ba9876543210", "0123456789ab"), ("torch", "2.9.0", "2.13.0"), ("device", "NVIDIA A100", "cpu")],
+)
+def test_runs_of_another_environment_are_marked(tmp_path, key, value, usual):
+    folders = [environment(tmp_path / name) for name in "ab"] + [environment(tmp_path / "c", **{key: value})]
+    names = ("las", "transformer", "s4d")
+    text = shown([outcome(name, folder=folder) for name, folder in zip(names, folders, strict=True)], 80)
+    assert "│ s4d* " in text
+    assert text.count("*") == 2, "no other is marked"
+    assert f"* made with another {key}, {value} instead of {usual}" in text
+
+
+def test_all_that_differs_is_said(tmp_path):
+    folders = [environment(tmp_path / name) for name in "ab"]
+    folders += [environment(tmp_path / "c", torch="2.9.0", device="NVIDIA A100")]
+    names = ("las", "transformer", "s4d")
+    text = shown([outcome(name, folder=folder) for name, folder in zip(names, folders, strict=True)])
+    assert "another torch, 2.9.0 instead of 2.13.0" in text
+    assert "another device, NVIDIA A100 instead of cpu" in text
+
+
+def test_a_run_is_of_the_environment_that_it_ended_in(tmp_path):
+    """It was begun elsewhere, and resumed."""
+    folders = [environment(tmp_path / name) for name in "ab"]
+    entries = json.loads((folders[1] / "environment.json").read_text())
+    (folders[1] / "environment.json").write_text(json.dumps([entries[0] | {"torch": "2.9.0"}, entries[0]]))
+    text = shown([outcome(n, folder=f) for n, f in zip(("las", "transformer"), folders, strict=True)])
+    assert "│ transformer* " in text
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", "[" * 100_000, '{"torch": 1}'])
+def test_a_damaged_environment_hides_nothing(tmp_path, damage):
+    folders = [environment(tmp_path / name) for name in "ab"]
+    (folders[1] / "environment.json").write_text(damage)
+    assert "│ transformer" in shown(
+        [outcome(n, folder=f) for n, f in zip(("las", "transformer"), folders, strict=True)]
+    )
+
+
+def test_where_there_is_no_run(tmp_path):
+    with pytest.raises(ValueError, match="there is no run in"):
+        runs_tables(tmp_path)

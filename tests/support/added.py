@@ -1,6 +1,7 @@
 """A language and mixers that only tests have; LONGLENS_IMPORT names this file."""
 
 import os
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,6 +79,17 @@ class HalfUsed(nn.Module):
         self.unused = nn.Parameter(torch.ones(d_model, d_model))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        return self.linear(x)
+
+
+@register_mixer("patient", summary="waits at each step, if a test says so")
+class Patient(nn.Module):
+    def __init__(self, d_model: Size):
+        super().__init__()
+        self.linear = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        time.sleep(float(os.environ.get("LONGLENS_TEST_PATIENCE", "0")) if self.training else 0)
         return self.linear(x)
 
 

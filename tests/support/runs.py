@@ -29,6 +29,16 @@ PRELOADED = [
 ]
 NEVER_THE_SAME = ("tokens_per_second", "overhead", "seconds", "peak_memory_bytes", "sha256")
 
+# As ``setup`` of a run that is to be disturbed: it does not end before that, however busy the machine is.
+SLOWLY = """
+import time
+import longlens.training.loop as loop
+def slow_step(*args, step=loop.train_step):
+    time.sleep(0.1)
+    return step(*args)
+loop.train_step = slow_step
+"""
+
 _IN_ANOTHER_PROCESS = """
 import os
 os.environ.update(environment)
@@ -48,7 +58,7 @@ class Run:
     log: Path  # with the rank and the descriptor behind it
     processes: list[BaseProcess] = field(default_factory=list)
 
-    def wait(self, seconds: float = 120) -> "Run":
+    def wait(self, seconds: float = 300) -> "Run":
         for process in self.processes:
             process.join(seconds)
             assert process.exitcode is not None, f"still at work after {seconds} s: {self.said}"
@@ -86,7 +96,7 @@ class Run:
     def checkpoints(self) -> list[int]:
         return checkpoints(self.folder)
 
-    def wait_for(self, condition: Any, seconds: float = 60) -> None:
+    def wait_for(self, condition: Any, seconds: float = 240) -> None:
         """Until the condition holds, or the run has ended."""
         end = time.monotonic() + seconds
         while self.is_running and not condition():

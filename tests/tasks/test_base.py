@@ -81,12 +81,15 @@ def test_titles_and_folder_names_say_what_was_changed():
     assert create_task("text8", stand_in=True).title == "text8 (stand-in)"
 
 
-class Complete(Task):
-    spec = load = None  # pyright: ignore
+class Bare(Task):
     summary: ClassVar[str] = "sums"
     origin: ClassVar[str] = "generated"
     head: ClassVar[str] = "classify"
     metric: ClassVar[str] = "accuracy"
+
+
+class Complete(Bare):
+    spec = load = None  # pyright: ignore
 
 
 @pytest.mark.parametrize("missing", ["summary", "origin", "head", "metric"])
@@ -116,10 +119,8 @@ def test_a_class_that_is_no_task_or_no_dataclass_is_refused(monkeypatch):
 
 
 def test_a_class_without_its_methods_is_refused():
-    Abstract = type("Abstract", (Complete,), {"spec": Task.spec, "load": Task.load})
-    Abstract.__abstractmethods__ = frozenset({"load", "spec"})
-    with pytest.raises(BadInput, match="task 'parity' must define load, spec in Abstract"):
-        register("parity")(Abstract)
+    with pytest.raises(BadInput, match="task 'parity' must define load, spec in Bare"):
+        register("parity")(Bare)
 
 
 def test_every_option_has_a_description_that_stands_alone():

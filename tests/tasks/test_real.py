@@ -255,7 +255,7 @@ def test_idx_labels_out_of_range(home, mnist_copy):
 def test_a_missing_or_cut_file_of_mnist(home, mnist_copy):
     path = mnist_copy / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes()[:1000])
-    refused(home, "smnist", mnist_copy, "is damaged or incomplete")
+    refused(home, "smnist", mnist_copy, r"t10k-labels-idx1-ubyte.gz is damaged or incomplete")
     path.unlink()
     refused(home, "smnist", mnist_copy, "there is no file t10k-labels-idx1-ubyte .*lecun")
 

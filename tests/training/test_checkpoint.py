@@ -11,7 +11,7 @@ from longlens.errors import BadInput, RunError
 from longlens.files import sha256
 from longlens.training import checkpoint
 from longlens.training.evaluate import evaluate_run, load_model
-from longlens.training.state import TrainState
+from longlens.training.open_run import TrainState
 
 
 def change_tensors(folder, file, change):

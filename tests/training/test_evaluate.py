@@ -16,7 +16,7 @@ from longlens.training import loop, open_run
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
 from longlens.training.evaluate import change_by_later_tokens, evaluate, evaluate_run, load_model, predict
-from longlens.training.signals import StopSignals
+from longlens.training.logs import StopSignals
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

@@ -14,11 +14,11 @@ import torch
 
 from longlens.errors import Interrupted
 from longlens.tasks.base import Task
-from longlens.training import hardware, loop, open_run
+from longlens.training import loop, machine, open_run
 from longlens.training.config import load_recipe
+from longlens.training.open_run import Clock, TrainState
 from longlens.training.run import fingerprint
 from longlens.training.runtime import Runtime
-from longlens.training.state import Clock, TrainState
 
 EVERYTHING = (
     "--dropout 0.2 --norm batch --schedule plateau --patience 0 --accumulate 2 --clip 0.5 --weight-decay 0.1 "
@@ -215,7 +215,7 @@ def test_a_run_changes_no_setting_of_the_process(tiny):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_kernels_are_those_that_were_asked_for(deterministic, tf32, device):
     before = torch.get_float32_matmul_precision()
-    with hardware.choose_kernels(Runtime(deterministic=deterministic, tf32=tf32), torch.device(device)):
+    with machine.choose_kernels(Runtime(deterministic=deterministic, tf32=tf32), torch.device(device)):
         assert torch.are_deterministic_algorithms_enabled() == deterministic
         on_gpu = "high" if tf32 else "highest"
         assert torch.get_float32_matmul_precision() == (on_gpu if device == "cuda" else before)
@@ -237,7 +237,7 @@ def test_the_run_uses_the_threads_and_kernels_that_were_asked_for(tiny, monkeypa
 
 def test_time_is_counted_by_what_it_was_spent_on(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("longlens.training.state.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("longlens.training.open_run.time.perf_counter", lambda: now[0])
     state = TrainState(seconds=7.0, training_seconds=5.0, computing_seconds=4.0, tokens=50)
     clock = Clock(state, began=98.0)  # building the model
     for _ in range(2):

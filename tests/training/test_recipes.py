@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from longlens.mixers.base import list_mixers
 
 import longlens.recipes
-from longlens.mixers.base import list_mixers
 from longlens.models.model import Model
 from longlens.tasks.base import Spec, list_tasks, task_class
 from longlens.training.config import SCALES, Config, load_recipe, resolve

@@ -7,7 +7,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 from longlens.training.config import TrainingConfig
-from longlens.training.schedule import Schedule
+from longlens.training.step import Schedule
 
 
 def sgd():

@@ -11,8 +11,7 @@ from longlens.models.model import create_model
 from longlens.tasks.base import create_task
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
-from longlens.training.optimizer import make_optimizer, set_learning_rate
-from longlens.training.step import forward, in_bfloat16, prefetch, train_step
+from longlens.training.step import forward, in_bfloat16, make_optimizer, prefetch, set_learning_rate, train_step
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

@@ -1,0 +1,154 @@
+"""Layers and tasks of a user, by LONGLENS_IMPORT: a bug of theirs keeps its traceback, bad input never has one."""
+
+import pytest
+
+LAYER = """
+from torch import nn
+from longlens.mixers import register
+
+@register("mine", summary="mine")
+class Mine(nn.Module):
+    def __init__(self, d_model: int, *, scale: float = 1.0):
+        super().__init__()
+        self.linear = nn.Linear(d_model, d_model)
+
+    def forward(self, x, *, mask=None):
+        {body}
+"""
+TASK = """
+from dataclasses import dataclass
+from typing import ClassVar
+from longlens.tasks.base import Task, register
+
+@register("parity")
+@dataclass(frozen=True, kw_only=True)
+class Parity(Task):
+    origin: ClassVar[str] = "generated"
+    head: ClassVar[str] = "classify"
+    metric: ClassVar[str] = "accuracy"
+    spec = load = None
+"""
+
+
+@pytest.fixture
+def added(shell, here):
+    """A command with a file, or a module, of this source."""
+
+    def call(source, *arguments, module=False):
+        (here / "mine.py").write_text(source)
+        variables = {"LONGLENS_IMPORT": "mine", "PYTHONPATH": str(here)} if module else {"LONGLENS_IMPORT": "mine.py"}
+        return shell(*arguments, **variables)
+
+    return call
+
+
+LIST = ("list", "mixers", "mine")
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("raise ValueError('my bug')\n", "ValueError: my bug"),
+        ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("1 / 0\n", "ZeroDivisionError"),
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_a_bug_in_the_file_keeps_its_traceback_after_a_line_that_names_the_file(added, source, error, module):
+    said = added(source, *LIST, module=module)
+    first, *rest = said.err.splitlines()
+    assert said.code == 1
+    assert first.startswith("longlens: LONGLENS_IMPORT names ")
+    assert "mine" in first
+    assert rest[0] == "Traceback (most recent call last):"
+    assert "mine.py" in said.err
+    assert error in rest[-1]
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
+def test_a_name_that_is_taken_is_one_line(added, module):
+    said = added(LAYER.replace('"mine"', '"las"').format(body="return x"), *LIST, module=module)
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert "there is a mixer 'las' already: choose another name" in said.err
+    assert "mine" in said.err
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (LAYER.replace("*, mask=None", "y=None").format(body="return x"), "forward must accept a mask"),
+        (LAYER.replace("= 1.0", "").format(body="return x"), "has no default for its option 'scale': give it one"),
+        (
+            LAYER.replace("d_model: int, *, scale: float = 1.0", "").format(body="return x"),
+            "must be its width, d_model",
+        ),
+        (TASK, "task 'parity' must say its summary"),
+    ],
+    ids=["mask", "default", "width", "summary"],
+)
+def test_what_a_layer_or_task_lacks_is_one_line(added, source, message):
+    said = added(source, *LIST)
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert message in said.err
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nowhere.py", "nowhere.py, and there is no such file"),
+        ("no_such_module", "no_such_module, and there is no such module"),
+        ("no_such.module", "no_such.module, and there is no such module"),
+    ],
+)
+def test_a_file_that_is_not_there_is_one_line(shell, value, message):
+    said = shell(*LIST, LONGLENS_IMPORT=value)
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert "LONGLENS_IMPORT names " in said.err
+    assert message in said.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
+@pytest.mark.parametrize("error", ["ValueError", "TypeError", "KeyError", "OSError"])
+def test_a_bug_in_a_layer_keeps_its_traceback(added, tiny, error, module):
+    source = LAYER.format(body=f"raise {error}('my bug')")
+    said = added(source, "train", "atomic-cumsum", "--mixer", "mine", *tiny, module=module)
+    assert said.code == 1
+    assert "Traceback (most recent call last):" in said.err
+    assert "mine.py" in said.err
+    assert said.err.splitlines()[-1].startswith(f"{error}: ")
+
+
+@pytest.mark.slow
+def test_a_bug_in_a_layer_is_told_by_compare(added, here, tiny):
+    source = LAYER.format(body="raise ValueError('my bug')")
+    said = added(source, "compare", "atomic-cumsum", "--mixers", "mine", *tiny)
+    assert said.code == 1
+    assert "mine, seed 0 failed: ValueError: my bug" in said.words
+    (log,) = here.glob("runs/*/mine/*/log.txt")
+    assert "mine.py" in log.read_text() + said.err
+    assert "Traceback" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_layer_that_returns_another_shape_is_told_what_it_must_return(added, tiny):
+    said = added(LAYER.format(body="return x[:, :1]"), "train", "atomic-cumsum", "--mixer", "mine", *tiny)
+    assert said.code in (1, 2)
+    assert "must return" in said.err
+    assert "(B, L, D)" in said.err or "shape" in said.err
+
+
+@pytest.mark.slow
+def test_a_layer_of_your_own_is_listed_described_and_trained(added, here, tiny):
+    source = LAYER.format(body="return self.linear(x)")
+    assert "scale" in added(source, *LIST).out
+    assert "│ mine " in added(source, "list", "mixers").out
+    assert "--mixer.scale NUMBER" in added(source, "train", "listops", "--mixer", "mine", "--help").words
+    said = added(source, "train", "atomic-cumsum", "--mixer", "mine", "--mixer.scale", "2", *tiny)
+    assert said.code == 0, said.err
+    assert list(here.glob("runs/atomic-cumsum/mine/*/result.json"))
