@@ -5,18 +5,25 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-fast fuzz check bench clean
 
 demo: $(CORE)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps, and show who is ahead
 	$(BIN)/longlens demo
 
-test: $(DEV)  ## set up, then run the tests
-	$(BIN)/python -m pytest
+test: $(DEV)  ## set up, then run all tests but the fuzz (under ten minutes on two cores)
+	$(BIN)/python -m pytest -n 2
 
-check: $(DEV)  ## lint, format and types
+test-fast: $(DEV)  ## the tests without kills, other processes, compilers and the zoo (under two minutes)
+	$(BIN)/python -m pytest -n 2 -m "not (fuzz or slow or faults or distributed or oracle or zoo)"
+
+fuzz: $(DEV)  ## random options, recipes, archives, stored sets and run folders (ten minutes at most)
+	$(BIN)/python -m pytest -n 2 -m fuzz tests/fuzz
+
+check: $(DEV)  ## lint, format, types, and the order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
 
 bench: $(CORE)  ## the full attention benchmark (about forty minutes on two cores)
 	mkdir -p results

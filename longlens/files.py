@@ -112,13 +112,14 @@ def write_sealed(path: Path, values: dict[str, Any]) -> None:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The values of a file. FileNotFoundError if there is none, BadInput if it is not as it was written."""
     values = read_json(path)
-    if not isinstance(values, dict) or values.pop(SEAL, None) != _checksum(values):
+    seal = values.pop(SEAL, None) if isinstance(values, dict) else None
+    if not seal or seal != _checksum(values):
         raise BadInput(f"{path} is not as it was written")
     return values
 
 
-def _checksum(values: dict[str, Any]) -> str | None:
+def _checksum(values: dict[str, Any]) -> str:
     try:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     except (RecursionError, ValueError):  # what no program of ours has written
-        return None
+        return ""

@@ -2,6 +2,7 @@
 or files that ``LONGLENS_IMPORT`` names."""
 
 import ast
+import inspect
 import math
 import os
 import re
@@ -135,9 +136,14 @@ def foreign_source(chosen: type) -> str:
     """The source of a user's class, which a result belongs to. Nothing for this package's: the environment of a run has
     its version and commit."""
     file = getattr(sys.modules.get(chosen.__module__), "__file__", None)
-    if file is None or Path(file).resolve().is_relative_to(Path(__file__).resolve().parent):
-        return ""
-    return Path(file).read_text()
+    if file is not None:
+        is_ours = Path(file).resolve().is_relative_to(Path(__file__).resolve().parent)
+        return "" if is_ours else Path(file).read_text()
+    functions = [inspect.unwrap(entry) for entry in vars(chosen).values() if inspect.isfunction(entry)]
+    try:  # of a notebook or a prompt
+        return "\n".join(map(inspect.getsource, functions))
+    except OSError:
+        return "\n".join(f"{code.co_code.hex()} {code.co_consts}" for code in (entry.__code__ for entry in functions))
 
 
 SIGNATURE_NAMES = vars(typing) | vars(longlens.options) | {"math": math, "Path": Path}

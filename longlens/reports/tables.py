@@ -50,7 +50,7 @@ def _runs_table(title: str, folders: list[Path]) -> Sheet:
         about = [name, _named(config, different, with_mixer=False), config.recipe]
         date = str(next(iter(read_environment(folder)), {}).get("date", ""))
         if result is None:
-            steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdigit()]
+            steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdecimal()]
             state = f"saved at step {max(steps):,}" if steps else "no checkpoint yet"
             sheet.rows.append([*about, "", "", "", date, state])
         else:

@@ -150,6 +150,8 @@ def padding(subject: Subject) -> str:
         change = _apart(together * mask[..., None], alone)
         _require(change <= 1e-10, f"padding changes the output of a token by {change:.1g}: it must not see it")
         leaves = _leaves(layer)
+        if not leaves:  # it has nothing to learn
+            continue
         gradients = [torch.autograd.grad((y * weight).sum(), list(leaves.values())) for y in (together, alone)]
         for name, *pair in zip(leaves, *gradients, strict=True):
             change = _apart(*pair)

@@ -197,8 +197,9 @@ class Schedule:
         return {"level": self.level, "best": self.best, "waited": self.waited}
 
     def load(self, state: dict[str, Any]) -> None:
-        if state.keys() != self.state().keys():
-            raise BadInput(f"the state of a schedule must have {', '.join(self.state())}")
+        values = [value for key, value in state.items() if key != "best" or value is not None]
+        if state.keys() != self.state().keys() or not all(isinstance(value, int | float) for value in values):
+            raise BadInput(f"the state of a schedule must have the numbers {', '.join(self.state())}")
         self.level = state["level"]
         self.best = state["best"]
         self.waited = state["waited"]

@@ -15,6 +15,7 @@ class Mine(nn.Module):
     def forward(self, x, *, mask=None):
         {body}
 """
+LIGHT = LAYER.replace("from torch import nn\n", "").replace("(nn.Module)", "")  # nothing of torch to wait for
 TASK = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -69,7 +70,7 @@ def test_a_bug_in_the_file_keeps_its_traceback_after_a_line_that_names_the_file(
 
 @pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
 def test_a_name_that_is_taken_is_one_line(added, module):
-    said = added(LAYER.replace('"mine"', '"las"').format(body="return x"), *LIST, module=module)
+    said = added(LIGHT.replace('"mine"', '"las"').format(body="return x"), *LIST, module=module)
     assert said.code == 2
     assert said.err.count("\n") == 1
     assert "there is a mixer 'las' already: choose another name" in said.err
@@ -79,10 +80,10 @@ def test_a_name_that_is_taken_is_one_line(added, module):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (LAYER.replace("*, mask=None", "y=None").format(body="return x"), "forward must accept a mask"),
-        (LAYER.replace("= 1.0", "").format(body="return x"), "has no default for its option 'scale': give it one"),
+        (LIGHT.replace("*, mask=None", "y=None").format(body="return x"), "forward must accept a mask"),
+        (LIGHT.replace("= 1.0", "").format(body="return x"), "has no default for its option 'scale': give it one"),
         (
-            LAYER.replace("d_model: int, *, scale: float = 1.0", "").format(body="return x"),
+            LIGHT.replace("d_model: int, *, scale: float = 1.0", "").format(body="return x"),
             "must be its width, d_model",
         ),
         (TASK, "task 'parity' must say its summary"),
@@ -113,8 +114,9 @@ def test_a_file_that_is_not_there_is_one_line(shell, value, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
-@pytest.mark.parametrize("error", ["ValueError", "TypeError", "KeyError", "OSError"])
+@pytest.mark.parametrize(
+    ("error", "module"), [("ValueError", False), ("ValueError", True), ("TypeError", True), ("OSError", False)]
+)
 def test_a_bug_in_a_layer_keeps_its_traceback(added, tiny, error, module):
     source = LAYER.format(body=f"raise {error}('my bug')")
     said = added(source, "train", "atomic-cumsum", "--mixer", "mine", *tiny, module=module)
@@ -138,9 +140,9 @@ def test_a_bug_in_a_layer_is_told_by_compare(added, here, tiny):
 @pytest.mark.slow
 def test_a_layer_that_returns_another_shape_is_told_what_it_must_return(added, tiny):
     said = added(LAYER.format(body="return x[:, :1]"), "train", "atomic-cumsum", "--mixer", "mine", *tiny)
-    assert said.code in (1, 2)
-    assert "must return" in said.err
-    assert "(B, L, D)" in said.err or "shape" in said.err
+    assert said.code == 2
+    assert "must accept x of shape (batch, length, width) and return a tensor of the same shape" in said.err
+    assert said.err.rstrip().endswith("got shape (16, 1, 16)")
 
 
 @pytest.mark.slow

@@ -10,10 +10,6 @@ from fuzz import cases
 total: Counter[str] = Counter()  # of all processes of pytest-xdist
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "fuzz: random input, thousands of cases; minutes")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _quick():
     """What does not matter here and takes long: bringing files to the disk, asking git, choosing threads."""

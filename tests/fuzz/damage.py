@@ -37,12 +37,14 @@ class Damage:
     value: Any = None
 
     def apply(self, path: Path, beside: Path) -> None:
-        WAYS[self.how](self, path, beside)
+        if os.path.lexists(path):  # it may be deleted already
+            WAYS[self.how](self, path, beside)
 
 
 def _rewrite(change: Callable[[Damage, bytes], bytes]) -> Callable[[Damage, Path, Path], None]:
     def rewrite(damage: Damage, path: Path, beside: Path) -> None:
-        path.write_bytes(change(damage, path.read_bytes()))
+        if path.is_file() and not path.is_symlink():  # not what was replaced already
+            path.write_bytes(change(damage, path.read_bytes()))
 
     return rewrite
 

@@ -134,9 +134,7 @@ class Packed:
             path.write_bytes(data)
         names = sorted(files)
         for which, damage in self.members:
-            path = root / names[which % len(names)]
-            if path.is_file() and not path.is_symlink():
-                damage.apply(path, beside)
+            damage.apply(root / names[which % len(names)], beside)
         if self.form == "folder":
             if self.renamed and (root / names[0]).exists():
                 (root / names[0]).replace(root / (self.renamed.replace("/", "_").strip(".")[:60] or "x"))

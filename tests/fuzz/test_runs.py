@@ -95,9 +95,9 @@ class Damaged:
         said = self.longlens("list", "runs")
         whole = _rows(_call(["list", "runs", "--runs", str(self.runs.folder / "finished")]).out)
         found = _rows(said.out)
-        assert found[str(self.runs.sibling)] == whole[str(self.runs.sibling)], said
-        name = str(self.runs.name)
-        assert found.get(name) in (None, whole[name]) or found[name][-1].startswith(("damaged", "saved", "no ")), said
+        assert found[self.runs.sibling.name] == whole[self.runs.sibling.name], said
+        ours = found.get(self.runs.name.name)
+        assert ours in (None, whole[self.runs.name.name]) or ours["state"].startswith(("damaged", "saved", "no ")), said
 
     def evaluate(self, which: str) -> None:
         said = self.longlens("evaluate", self.run, "--checkpoint", which)
@@ -108,13 +108,18 @@ class Damaged:
         assert result(self.run) == result(self.runs.whole) or said.notes, said
 
 
-def _rows(table: str) -> dict[str, list[str]]:
-    """The cells of list runs by the name of the run: steps, valid, test and state."""
-    found = {}
+def _rows(table: str) -> dict[str, dict[str, str]]:
+    """The figures of list runs, by the name of the run's folder."""
+    found: dict[str, dict[str, str]] = {}
+    columns: list[str] = []
     for line in table.splitlines():
-        cells = [cell.strip() for cell in line.strip("│").split("│")]
-        if len(cells) == 8 and "/" in cells[0]:
-            found[cells[0]] = [cells[3], cells[4], cells[5], cells[7]]
+        if line.startswith("┃"):
+            columns = [cell.strip() for cell in line.strip("┃").split("┃")]
+        elif line.startswith("│") and line.strip("│ "):
+            row = dict(zip(columns, (cell.strip() for cell in line.strip("│").split("│")), strict=True))
+            if row["run"]:
+                figures = {name: row[name] for name in ("steps", "valid", "test", "state")}
+                found[row["run"].rpartition("/")[2]] = figures
     return found
 
 
@@ -175,8 +180,7 @@ def test_an_unfinished_run(runs, command, damage):
     with new_case("runs") as case:
         damaged = Damaged(runs, "unfinished", case, damage)
         if command == "list":
-            said = damaged.longlens("list", "runs")
-            assert str(runs.sibling) in said.out, said
+            assert runs.sibling.name in _rows(damaged.longlens("list", "runs").out)
         elif command == "evaluate":
             damaged.longlens("evaluate", damaged.run, "--checkpoint", "last")
         elif command == "train":

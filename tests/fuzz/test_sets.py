@@ -69,9 +69,7 @@ def test_a_damaged_set(sets, task, command, damage):
         folder = case.home / "sets" / sets.names[task]
         whole = contents(folder)
         for place, how in damage:
-            path = folder / (META if place == -1 else sets.files[task][place % len(sets.files[task])])
-            if path.exists() and not path.is_symlink() and path.is_file():
-                how.apply(path, beside)
+            how.apply(folder / (META if place == -1 else sets.files[task][place % len(sets.files[task])]), beside)
         is_whole = _without_notes(contents(folder)) == _without_notes(whole)
         others = contents(beside), {name: contents(case.home / "sets" / name) for name in sets.names.values()}
         CHECKS[command](sets, task, case, is_whole)

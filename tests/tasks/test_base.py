@@ -1,8 +1,5 @@
-"""Tasks by their names, their options, and what a class must have to be one."""
+"""What a class must have to be a task, what its options are called, and where its data is."""
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,73 +9,6 @@ from longlens.data.store import CacheError
 from longlens.errors import BadInput
 from longlens.options import options_of
 from longlens.tasks.base import REGISTRY, StoredTask, Task, create_task, find_task, list_tasks, register
-from longlens.tasks.mnist import PermutedMnist
-
-
-def test_unknown_tasks_and_options():
-    with pytest.raises(ValueError, match="unknown task 'pathfindr'; did you mean 'pathfinder'"):
-        create_task("pathfindr")
-    with pytest.raises(ValueError, match="unknown task 'zzz'; choose from atomic-cumsum"):
-        create_task("zzz")
-    with pytest.raises(ValueError, match="level must be chars or bytes, got words"):
-        create_task("text", level="words")
-    with pytest.raises(ValueError, match="needs the option 'path'"):
-        create_task("files")
-
-
-def test_all_tasks_of_the_design_are_there():
-    names = (
-        "listops text retrieval image pathfinder path-x smnist pmnist atomic-select atomic-cummax atomic-cumsum "
-        "text8 enwik8 wikitext-103 wikitext-2 files"
-    )
-    assert set(list_tasks()) >= set(names.split())
-    for name in list_tasks():
-        chosen = find_task(name)
-        assert chosen.name == name
-        assert chosen.summary
-        assert chosen.metric
-        assert chosen.head
-        assert chosen.origin
-
-
-def test_a_name_is_given_once():
-    """Also where the file of the task has not been imported yet."""
-    code = """
-from longlens.tasks.base import Task, register
-says = {"spec": None, "load": None, "summary": "mine", "origin": "here", "head": "classify", "metric": "accuracy"}
-for name in ("listops", "smnist"):
-    try:
-        register(name)(type("Mine", (Task,), says))
-    except ValueError as error:
-        assert f"there is a task {name!r} already" in str(error)
-    else:
-        raise AssertionError("taken twice")
-register("mine")(type("Mine", (Task,), says))
-from longlens.tasks.mnist import SequentialMnist
-assert SequentialMnist.name == "smnist"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(ValueError, match="there is a task 'smnist' already"):
-        register("smnist")(PermutedMnist)
-    assert PermutedMnist.name == "pmnist"
-
-
-def test_options_are_what_their_fields_want():
-    task = create_task("listops", max_length=1500.0, seed="3", sizes=[10, 2, 2])
-    assert task == create_task("listops", max_length=1500, seed=3, sizes=(10, 2, 2))
-    assert create_task("listops", **json.loads(json.dumps(task.values()))) == task
-    with pytest.raises(BadInput, match="min_length must be a whole number of at least 0, got many"):
-        create_task("listops", min_length="many")
-    with pytest.raises(ValueError, match="sizes must be 3 values, each a whole number of at least 1, got 5"):
-        create_task("atomic-cumsum", sizes=5)
-
-
-def test_titles_and_folder_names_say_what_was_changed():
-    assert create_task("listops").title == create_task("listops").slug == "listops"
-    task = create_task("listops", sizes=(10, 2, 2), release=True)
-    assert task.title == "listops (sizes=(10, 2, 2), release)"
-    assert task.slug == "listops-release"
-    assert create_task("text8", stand_in=True).title == "text8 (stand-in)"
 
 
 class Bare(Task):

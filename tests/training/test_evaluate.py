@@ -11,12 +11,12 @@ from longlens.data.stream import Stream
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import create_model
 from longlens.tasks.base import Spec, create_task
-from longlens.training import evaluate as evaluation
-from longlens.training import loop, open_run
+from longlens.training import loop, open_run, step
 from longlens.training.config import TrainingConfig
 from longlens.training.distributed import Processes
-from longlens.training.evaluate import change_by_later_tokens, evaluate, evaluate_run, load_model, predict
+from longlens.training.evaluate import change_by_later_tokens, evaluate_run, load_model, predict
 from longlens.training.logs import StopSignals
+from longlens.training.step import evaluate
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -68,8 +68,8 @@ def test_batches_are_as_large_as_the_micro_batches_of_training(listops, monkeypa
         sizes.append(len(batch))
         return forward(model, batch, *rest)
 
-    forward = evaluation.forward
-    monkeypatch.setattr(evaluation, "forward", remembering)
+    forward = step.forward
+    monkeypatch.setattr(step, "forward", remembering)
     model = create_model(listops, "las", depth=1, width=16, heads=2)
     options = TrainingConfig(steps=1, batch_size=batch_size, accumulate=accumulate)
     found = evaluate(model, listops, "valid", options, ALONE)
@@ -146,7 +146,6 @@ def test_a_run_is_evaluated_in_python(tiny, compare):
 
 def test_the_best_of_a_run_whose_evaluation_was_made_after_a_stop_is_that_evaluation(tiny, monkeypatch):
     """The checkpoint of the step was written before it."""
-    monkeypatch.setattr(evaluation, "LOOK_EVERY", 1)
     real, asked = StopSignals.__enter__, []
 
     def enter(self):

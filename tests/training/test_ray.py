@@ -21,6 +21,7 @@ def sweep(runs, name, *flags):
     return run, json.loads(out.read_text()) if out.exists() else []
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_three_runs_of_four_end_and_are_not_run_again(runs, compare, engine):
@@ -86,6 +87,7 @@ def test_an_address_that_is_none_is_a_sentence(address):
         check_address(good)
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 def test_a_signal_saves_the_runs_on_ray(runs):
     """They would take days: none ends before the signal, however slow the machine is."""

@@ -2,17 +2,20 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from longlens.mixers.base import list_mixers
+from support.data import home  # noqa: F401 (a fixture)
 
 import longlens.recipes
-from longlens.models.model import Model
-from longlens.tasks.base import Spec, list_tasks, task_class
-from longlens.training.config import SCALES, Config, load_recipe, resolve
-from longlens.training.loop import train
+from longlens.errors import BadInput
+from longlens.mixers.registry import find_mixer, list_mixers
+from longlens.models.model import Model, check_mixer_builds
+from longlens.tasks.base import Spec, find_task, list_tasks
+from longlens.training.config import SCALES, Config, load_recipe, shipped_recipes
+from longlens.training.loop import train_run
 from longlens.training.runtime import Runtime
 
 FOLDER = Path(next(iter(longlens.recipes.__path__)))
@@ -32,12 +35,8 @@ TABLE_9 = {
 PATIENCE = {"listops": 5, "text": 10, "retrieval": 20, "image": 10, "pathfinder": 10, "path-x": 40}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("LONGLENS_HOME", str(folder))
-    return folder
+def resolve(scale: str, task: str, mixer: str, changes: dict | None = None) -> Config:
+    return load_recipe(scale, task, [mixer]).resolve(task, mixer, changes)
 
 
 def resolved(scale: str, task: str, mixer: str) -> Config:
@@ -46,31 +45,52 @@ def resolved(scale: str, task: str, mixer: str) -> Config:
 
 def some_spec(task: str) -> Spec:
     """A spec of the kind that the task has: the true one may need data that is not there."""
-    kind = task_class(task)
+    kind = find_task(task)
     return Spec("tokens", 32, 64, kind.head, 32 if kind.head == "language" else 10, kind.metric)
 
 
 def flat(config: Config) -> dict:
-    return config.mixer_options | config.model.model_dump() | config.training.model_dump()
+    return {**config.mixer.options, **config.model.values(), **config.training.values()}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_task_has_a_recipe_and_every_recipe_a_task(scale):
-    assert sorted(path.stem for path in (FOLDER / scale).glob("*.toml")) == sorted(list_tasks())
+    served = [task for known, task in shipped_recipes() if known == scale and task != "*"]
+    assert set(served) <= set(list_tasks())
+    for task in list_tasks():
+        assert load_recipe(scale, task).name == scale
+    used = {shipped_recipes().get((scale, task), shipped_recipes().get((scale, "*"))) for task in list_tasks()}
+    assert {str(path) for path in used} == {str(path) for path in (FOLDER / scale).glob("*.toml")}
+
+
+def test_no_task_has_two_recipes_of_a_scale():
+    for scale in SCALES:
+        served = [
+            task
+            for path in (FOLDER / scale).glob("*.toml")
+            for task in tomllib.loads(path.read_text()).get("tasks", [path.stem])
+        ]
+        assert len(served) == len(set(served))
+
+
+def test_no_recipe_is_a_copy_of_another():
+    texts = [path.read_text() for path in FOLDER.glob("*/*.toml")]
+    assert len(set(texts)) == len(texts)
 
 
 @pytest.mark.parametrize("task", list_tasks())
 @pytest.mark.parametrize("scale", SCALES)
 def test_it_resolves_for_every_mixer_that_fits(scale, task):
-    refused = []
+    recipe, refused = load_recipe(scale, task, list_mixers()), []
     for mixer in list_mixers():
+        config = recipe.resolve(task, mixer, {"task.path": "sequences"} if task == "files" else {})
         try:
-            resolved(scale, task, mixer)
-        except ValueError as error:
+            check_mixer_builds(config.task, config.mixer, config.model)
+        except BadInput as error:
             if "needs a causal mixer" not in str(error):
                 raise
             refused.append(mixer)
-    if task_class(task).head == "language":
+    if find_task(task).head == "language":
         assert "las-bidirectional" in refused
         assert not set(CAUSAL) & set(refused)
     else:
@@ -82,7 +102,7 @@ def test_it_resolves_for_every_mixer_that_fits(scale, task):
 def test_its_model_can_be_built(scale, task):
     config = resolved(scale, task, "las-chunk")
     with torch.device("meta"):  # no memory, however large it is
-        model = Model(some_spec(task), config.create_mixer(), config.model)
+        model = Model(some_spec(task), config.mixer, config.model)
     assert len(model.blocks) == config.model.depth
 
 
@@ -93,7 +113,7 @@ def test_it_says_where_its_numbers_come_from(scale, task):
     assert len(recipe.about) > 40
     assert recipe.about.endswith(".")
     assert not {"stand_in", "release", "path"} & set(recipe.task)  # whose data it is, is for the user to say
-    head = task_class(task).head
+    head = find_task(task).head
     assert recipe.mixer["side"] == ("centered" if head in ("classify", "match") else "past")
 
 
@@ -116,27 +136,27 @@ def test_the_paper_recipes_follow_the_plateau_of_s4(task):
 def test_what_all_experiments_of_the_paper_share(task):
     config = resolved("paper", task, "las")
     values = flat(config)
-    shared = {"heads": 8, "dropout": 0.0, "attention_dropout": 0.0}
+    values |= {"dropout": config.model.dropout, "mixer dropout": config.mixer.options["dropout"]}
+    shared = {"heads": 8, "dropout": 0.0, "mixer dropout": 0.0}
     shared |= {"betas": (0.9, 0.999), "clip": None, "positions": "sinusoidal", "pooling": "mean"}
     shared |= {"ffn": "none" if task.startswith("atomic") else "gelu", "ffn_ratio": 4.0}
     assert {name: values[name] for name in shared} == shared
-    assert config.mixer_options["schedule"] == "exp-uniform"
+    assert config.mixer.options["schedule"] == "exp-uniform"
 
 
 def test_the_sizes_of_the_paper():
-    text = resolve("paper", "text", "las").task_options
+    text = resolve("paper", "text", "las").task.values()
     assert (text["max_length"], text["validation"]) == (4096, "train")
     for task in LANGUAGES:
         config = resolve("paper", task, "las")
         assert (config.model.depth, config.model.width) == (12 if task == "wikitext-103" else 6, 768)
-        assert (config.model.norm, config.task_options["context"]) == ("layer", 512)
+        assert (config.model.norm, config.task.values()["max_length"]) == ("layer", 512)
     for task in list_tasks():
-        chunk = resolved("paper", task, "las-chunk").mixer_options["chunk_size"]
+        chunk = resolved("paper", task, "las-chunk").mixer.options["chunk_size"]
         assert chunk == (4096 if task == "path-x" else 128)
     # Where the paper has a size for a generated set, the recipe leaves it as the task has it.
     for task in GENERATED:
-        options = resolve("paper", task, "las").create_task()
-        assert options == task_class(task)()
+        assert resolve("paper", task, "las").task == find_task(task)()
 
 
 STEPS = "[training]\nsteps = 5\n"
@@ -145,16 +165,16 @@ STEPS = "[training]\nsteps = 5\n"
 @pytest.mark.parametrize(
     ("text", "wrong", "right"),
     [
-        (STEPS + "lerning_rate = 1e-3\n", "'training.lerning_rate'", " lr,"),
-        (STEPS + "batch_sise = 8\n", "'training.batch_sise'", "did you mean 'batch_size'"),
-        (STEPS + "[model]\nwidht = 8\n", "'model.widht'", "did you mean 'width'"),
+        (STEPS + "lerning_rate = 1e-3\n", "'lerning_rate'", " lr,"),
+        (STEPS + "batch_sise = 8\n", "'batch_sise'", "did you mean 'batch_size'"),
+        (STEPS + "[model]\nwidht = 8\n", "'widht'", "did you mean 'width'"),
         (STEPS + "[modle]\nwidth = 8\n", "'modle'", "did you mean 'model'"),
         (STEPS + "[mixer]\nhedas = 8\n", "'hedas'", "did you mean 'heads'"),
         (STEPS + "[mixers.las-chunck]\nchunk_size = 8\n", "'las-chunck'", "did you mean 'las-chunk'"),
         (STEPS + "[mixers.las-chunk]\nchunk_sise = 8\n", "'chunk_sise'", "did you mean 'chunk_size'"),
-        (STEPS + "[task]\nlenght = 8\n", "'lenght'", "did you mean 'length'"),
-        (STEPS + '[model]\nnorm = "bach"\n', "'bach'", "'batch'"),
-        ("[training]\nlr = 1e-3\n", "steps is None", "give one of them"),
+        (STEPS + "[task]\nmax_lenght = 8\n", "'max_lenght'", "did you mean 'max_length'"),
+        (STEPS + '[model]\nnorm = "bach"\n', "norm must be layer or batch, got bach", "batch"),
+        ("[training]\nlr = 1e-3\n", "either epochs or steps must be given", "steps=None"),
         ("[training\nsteps = 5\n", "line 1", "']'"),
     ],
 )
@@ -169,20 +189,72 @@ def test_a_mistake_gives_one_sentence_that_names_it(tmp_path, text, wrong, right
 
 def test_a_recipe_of_your_own(tmp_path):
     path = tmp_path / "own.toml"
-    path.write_text(STEPS + "[task]\nlength = 16\n[mixer]\nheads = 2\nwindow = 3\n[mixers.las]\nwindow = 7\n")
+    path.write_text(STEPS + "[task]\nmax_length = 16\n[mixer]\nheads = 2\nwindow = 3\n[mixers.las]\nwindow = 7\n")
     las, transformer = (resolve(str(path), "atomic-cumsum", mixer) for mixer in ("las", "transformer"))
-    assert (las.mixer_options["heads"], las.mixer_options["window"]) == (2, 7)  # its own before the shared one
-    assert transformer.mixer_options["heads"] == 2
-    assert "window" not in transformer.mixer_options  # it has no such option
-    assert las.task_options["length"] == 16
+    assert (las.mixer.options["heads"], las.mixer.options["window"]) == (2, 7)  # its own before the shared one
+    assert transformer.mixer.options["heads"] == 2
+    assert "window" not in transformer.mixer.options  # it has no such option
+    assert las.task.values()["max_length"] == 16
 
 
+def test_a_shared_option_never_changes_what_a_name_means(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(STEPS + '[mixer]\nwindow = 9\nbidirectional = true\nside = "centered"\n')
+    for name in ("l-attention", "las", "las-bidirectional"):
+        mixer = resolve(str(path), "atomic-cumsum", name).mixer
+        assert not mixer.options.keys() & find_mixer(name).fixed.keys()
+
+
+def test_old_names_of_options_are_understood(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(STEPS + "[task]\nlength = 16\n")
+    assert resolve(str(path), "atomic-cumsum", "las").task.values()["max_length"] == 16
+    changed = resolve(str(path), "atomic-cumsum", "las", {"task.length": 8})
+    assert changed == resolve(str(path), "atomic-cumsum", "las", {"max_length": 8})
+
+
+def test_a_config_is_the_same_after_json():
+    config = resolve("smoke", "listops", "las", {"lr": 0.5, "mixer.window": 3, "task.seed": 4})
+    again = Config.from_json(json.loads(json.dumps(config.to_json())), "it")
+    assert again == config
+    assert again.digest("data") == config.digest("data")
+    assert config.digest("data") != config.digest("other data")
+
+
+def test_a_changed_field_is_another_run():
+    configs = [resolve("smoke", "listops", "las", changes) for changes in ({}, {"lr": 0.5}, {"seed": 1}, {"window": 3})]
+    assert len({config.digest("data") for config in configs}) == 4
+
+
+def test_steps_replace_epochs_and_epochs_steps():
+    training = resolve("paper", "listops", "las", {"steps": 5}).training
+    assert (training.steps, training.epochs) == (5, None)
+    training = resolve("smoke", "listops", "las", {"epochs": 2}).training
+    assert (training.steps, training.epochs) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lerning_rate": 1}, "there is no option 'lerning_rate'"),
+        ({"training.lrr": 1}, "there is no option 'training.lrr'; did you mean 'training.lr'"),
+        ({"lr": 1, "training.lr": 2}, "training.lr is given twice"),
+        ({"lr": 0}, "lr must be a number above 0, got 0"),
+        ({"task.length": 8, "task.max_length": 8}, "task.max_length is given twice"),
+    ],
+)
+def test_a_wrong_change_is_refused(changes, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        resolve("smoke", "atomic-cumsum", "las", changes)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", GENERATED)
 def test_the_smoke_recipes_train(task, tmp_path):
-    result = train(resolve("smoke", task, "las"), Runtime(folder=tmp_path / "run", log_every=5))
+    result = train_run(resolve("smoke", task, "las"), Runtime(folder=tmp_path / "run", log_every=5, threads=1))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["split"] == "train"]
     last = losses[len(losses) // 2 :]
     assert sum(last) / len(last) < losses[0]
-    assert result["steps"] == load_recipe("smoke", task).training.steps
+    assert result["steps"] == load_recipe("smoke", task).training["steps"]
     assert result["test"] is not None

@@ -1,15 +1,19 @@
 """The folder of a run: nothing in it is believed that is not as it was written, and nothing is written elsewhere."""
 
 import json
+import linecache
 import os
 import random
 import shutil
 import stat
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from longlens.errors import BadInput, RunError
+from longlens.registry import foreign_source
 from longlens.training import run as run_module
 from longlens.training.evaluate import evaluate_run
 from longlens.training.loop import train_run
@@ -284,3 +288,29 @@ def test_one_damaged_run_is_an_error_of_its_own(tiny, finished):
         read_config(finished)
     whole = tiny.train("whole", {"steps": 4})
     assert read_config(whole) == tiny.config({"steps": 4})
+
+
+CELL = """
+class Layer:
+    def __init__(self, d_model):
+        self.width = d_model
+
+    def forward(self, x, *, mask=None):
+        return {body}
+"""
+
+
+@pytest.mark.parametrize("has_source", [True, False], ids=["notebook", "prompt"])
+def test_a_layer_of_a_notebook_that_changed_is_another_one(monkeypatch, has_source):
+    """It has no file. An old result would be shown for the new layer otherwise."""
+    module = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", module)
+    found = []
+    for number, body in enumerate(("x", "2 * x", "x")):
+        text, name = CELL.format(body=body), f"<cell {number}>"
+        if has_source:
+            monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+        exec(compile(text, name, "exec"), vars(module))
+        found.append(foreign_source(module.Layer))
+    assert found[0]
+    assert found[0] == found[2] != found[1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
+from longlens.errors import BadInput
 from longlens.training.config import TrainingConfig
 from longlens.training.step import Schedule
 
@@ -45,6 +46,13 @@ def test_plateau_is_that_of_torch_also_if_it_resumes_from_its_state(higher, pati
         state, schedule = schedule.state(), Schedule(config, 1000, higher)
         schedule.load(state)
     assert schedule.factor(60) < 0.1
+
+
+@pytest.mark.parametrize("wrong", [{}, {"level": "x", "best": None, "waited": 0}, {"level": 1.0, "best": 1.0}])
+def test_a_state_that_is_none_is_a_sentence(wrong):
+    schedule = Schedule(TrainingConfig(steps=10), 10, higher_is_better=True)
+    with pytest.raises(BadInput, match="the state of a schedule must have the numbers level, best, waited"):
+        schedule.load(wrong)
 
 
 def test_constant_stays():

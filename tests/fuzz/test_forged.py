@@ -1,0 +1,189 @@
+"""Files with other content and the right checksums, as a bug, another version or a stranger would write them: whatever
+they say, a command ends in order."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fuzz.cases import fuzz, new_case, run_here
+from fuzz.damage import PLACES, Damage, json_values, make_beside
+from fuzz.test_runs import FLAGS, TASK, Runs
+from fuzz.test_sets import TRAIN, Sets
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from longlens.data.store import Prepared, _meta_checksum
+from longlens.errors import BadInput
+from longlens.files import write_sealed
+from longlens.training.config import Config
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> Sets:
+    return Sets(tmp_path_factory.mktemp("sets"))
+
+
+def mutate(path: Path, damage: Damage, beside: Path) -> Any:
+    """Other JSON at this place, and its value."""
+    damage.apply(path, beside)
+    return json.loads(path.read_text())
+
+
+mutations = st.builds(Damage, st.just("json"), PLACES, json_values)
+
+
+@pytest.mark.parametrize("command", ["list", "evaluate", "train", "compare"])
+@fuzz("forged", 50, name=st.sampled_from(["result.json", "checkpoints/00000002/state.json", "config.json"]), damage=mutations)
+def test_sealed_json_of_a_run(runs, command, name, damage):
+    with new_case("forged") as case:
+        kind = "finished" if name == "result.json" else "unfinished"
+        shutil.copytree(runs.folder / kind, case.here / "runs")
+        run = case.here / "runs" / runs.name
+        values = mutate(run / name, damage, make_beside(case.folder / "beside"))
+        if name == "config.json":
+            _seal_config(run, values)
+        elif isinstance(values, dict):
+            values.pop("sha256", None)
+            write_sealed(run / name, values)
+        _use(case, command, run)
+
+
+def _seal_config(run: Path, values: Any) -> None:
+    """The identity of another config, if it is one."""
+    identity = json.loads((run / "identity.json").read_text())
+    try:
+        digest = Config.from_json(values, "it").digest(identity["fingerprint"])
+    except BadInput:
+        return
+    (run / "identity.json").write_text(json.dumps(identity | {"digest": digest}))
+
+
+def _use(case: Any, command: str, run: Path) -> None:
+    if command == "list":
+        case.longlens("list", "runs")
+    elif command == "evaluate":
+        case.longlens("evaluate", run)
+        case.longlens("evaluate", run, "--checkpoint", "2")
+    elif command == "train":
+        case.longlens("train", TASK, *FLAGS, "--folder", run)
+    else:
+        with mock.patch("longlens.training.many.launch", run_here):
+            case.longlens("compare", TASK, *FLAGS, "--mixers", "las", "--seeds", "0", "1", may_fail=True)
+
+
+def forge(tensors: dict[str, torch.Tensor], how: str, at: int) -> dict[str, torch.Tensor]:
+    """Other tensors."""
+    name = sorted(tensors)[at % len(tensors)]
+    tensor = tensors[name]
+    found = dict(tensors)
+    if how == "missing":
+        del found[name]
+    elif how == "none":
+        found = {}
+    elif how == "more":
+        found[f"{name}.more"] = tensor.clone()
+    elif how == "another name":
+        found["[/red]" * (at % 3)] = found.pop(name)
+    elif how == "another shape":
+        found[name] = torch.zeros([(), (0,), (1,), (2, 3), (*tensor.shape, 1)][at % 5])
+    elif how == "another type":
+        found[name] = tensor.to([torch.int64, torch.float16, torch.float64, torch.bool, torch.bfloat16][at % 5])
+    else:
+        found[name] = torch.full_like(tensor, [float("nan"), float("inf"), -1e30, 0.0][at % 4])
+    return found
+
+
+FORGERIES = ("missing", "none", "more", "another name", "another shape", "another type", "not finite")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train"])
+@fuzz("forged", 60, name=st.sampled_from(["model", "optimizer"]), how=st.sampled_from(FORGERIES), at=PLACES)
+def test_tensors_of_a_checkpoint(runs, command, name, how, at):
+    with new_case("forged") as case:
+        shutil.copytree(runs.folder / "unfinished", case.here / "runs")
+        run = case.here / "runs" / runs.name
+        path = run / "checkpoints" / "00000002" / f"{name}.safetensors"
+        save_file(forge(load_file(path), how, at), path)
+        sums = {file: hashlib.sha256((path.parent / file).read_bytes()).hexdigest() for file in TENSORS}
+        (path.parent / "SHA256SUMS").write_text("".join(f"{total}  {file}\n" for file, total in sums.items()))
+        _use(case, command, run)
+
+
+TENSORS = ("model.safetensors", "optimizer.safetensors")
+
+
+def seal_set(folder: Path, values: dict[str, Any]) -> None:
+    """meta.json with these values and the checksums of the files that are there."""
+    try:
+        for name, facts in values["files"].items():
+            facts["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        values["sha256"] = _meta_checksum(values)
+    except (KeyError, TypeError, AttributeError, OSError, ValueError):
+        pass  # what cannot be sealed is refused
+    (folder / "meta.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("task", ["files", "listops", "text8"])
+@pytest.mark.parametrize("command", ["list", "verify", "show", "train"])
+@fuzz("forged", 30, damage=mutations)
+def test_what_a_set_says_of_itself(sets, task, command, damage):
+    with new_case("forged") as case:
+        shutil.copytree(sets.home, case.home, dirs_exist_ok=True)
+        folder = case.home / "sets" / sets.names[task]
+        seal_set(folder, mutate(folder / "meta.json", damage, make_beside(case.folder / "beside")))
+        _use_set(sets, case, task, command)
+
+
+def _use_set(sets: Sets, case: Any, task: str, command: str) -> None:
+    if command in ("list", "verify"):
+        case.longlens("data", command, may_fail=command == "verify")
+    elif command == "show":
+        for split in ("train", "test"):
+            case.longlens("data", "show", task, *sets.flags[task], "--split", split)
+    else:
+        case.longlens("train", task, *sets.flags[task], *TRAIN)
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> tuple[int, str, int, int]:
+    """Of an array: which one, what is done to it, where, and a number."""
+    how = draw(st.sampled_from(["value", "value", "type", "shape", "longer", "shorter", "empty"]))
+    return draw(st.integers(0, 8)), how, draw(PLACES), draw(st.sampled_from([0, -1, 1, 200, 2**31, 2**62, -(2**62)]))
+
+
+@pytest.mark.parametrize("task", ["files", "listops", "text8"])
+@pytest.mark.parametrize("command", ["show", "train"])
+@fuzz("forged", 40, edit=edits())
+def test_arrays_of_a_set(sets, task, command, edit):
+    which, how, at, number = edit
+    with new_case("forged") as case:
+        shutil.copytree(sets.home, case.home, dirs_exist_ok=True)
+        folder = case.home / "sets" / sets.names[task]
+        meta = Prepared(folder).meta
+        name = sorted(meta["files"])[which % len(meta["files"])]
+        array = np.array(np.load(folder / name))
+        if how == "value":
+            array.flat[at % array.size] = np.array(number).astype(array.dtype)
+        elif how == "type":
+            array = array.astype(["<f8", "<i8", "|b1", "<U3", "<f2", ">i4"][at % 6])
+        elif how == "shape":
+            array = array.reshape(*array.shape, 1) if at % 2 else array.reshape(1, -1)
+        else:
+            array = {"longer": np.concatenate([array, array]), "shorter": array[:-1], "empty": array[:0]}[how]
+        np.save(folder / name, array)
+        meta["files"][name]["shape"] = list(array.shape)
+        seal_set(folder, meta)
+        _use_set(sets, case, task, command)
+
+
