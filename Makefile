@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev
 
 .PHONY: demo test test-fast fuzz check bench clean
 
-demo: $(CORE)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps, and show who is ahead
+demo: $(CORE)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps, and rank them
 	$(BIN)/longlens demo
 
 test: $(DEV)  ## set up, then run all tests but the fuzz (under ten minutes on two cores)

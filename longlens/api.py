@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from longlens.errors import BadInput, RunError
-from longlens.mixers.registry import REGISTRY, find_mixer, register
-from longlens.options import Seed, Size, nearest, options_of
+from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
+from longlens.options import REQUIRED, Option, Seed, Size, nearest, options_of, shorten
 from longlens.tasks.base import SplitName, Task
-from longlens.training.config import Config, load_recipe, section_options
+from longlens.training.config import Config, Recipe, load_recipe, section_options
 from longlens.training.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Engine = Literal["local", "ray"]
 
 
-def train(task: str | Task, mixer: str | type = "las", *, recipe: str = "mini", **changes: Any) -> "Result":
+def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe = "mini", **changes: Any) -> "Result":
     """Train a model. A finished run is not run again, and a stopped one resumes.
 
     ``train("listops", "las", recipe="mini", lr=3e-4, depth=2, runs="my_runs")``: other arguments are options of the
@@ -59,7 +59,7 @@ def compare(
     task: str | Task,
     mixers: Sequence[str | type] = ("transformer", "las", "las-chunk"),
     *,
-    recipe: str = "mini",
+    recipe: str | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
     engine: Engine = "local",
     jobs: Size = 1,
@@ -87,7 +87,7 @@ def sweep(
     mixer: str = "las",
     *,
     grid: Mapping[str, Sequence[Any]],
-    recipe: str = "mini",
+    recipe: str | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
     engine: Engine = "local",
     jobs: Size = 1,
@@ -116,7 +116,7 @@ def grid_configs(
     task: str | Task,
     mixer: str,
     grid: Mapping[str, Sequence[Any]],
-    recipe: str,
+    recipe: str | Recipe,
     seeds: Sequence[int],
     changes: Mapping[str, Any],
 ) -> tuple[list[Config], Runtime]:
@@ -125,11 +125,12 @@ def grid_configs(
         raise BadInput("grid must name at least one field and its values, as in lr=1e-3,3e-4")
     if grid.keys() & {"seed", "training.seed"}:
         raise BadInput("grid names the seed: give seeds instead, so that runs with other seeds are averaged")
-    name = task.name if isinstance(task, Task) else task
+    name = _task_name(task)
     mixers = [str(entry) for entry in grid.get("mixer", [mixer])]
     places = [_place(field, name, mixers) for field in grid if field != "mixer"]
     if len(set(places)) < len(places):
         raise BadInput(f"grid names a field twice: {', '.join(grid)}")
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, name, mixers)
     resolved = []
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
@@ -182,19 +183,19 @@ def _run_here(config: Config, runtime: Runtime) -> "Outcome":
 def _resolve(
     task: str | Task,
     mixers: Sequence[str | type],
-    recipe: str,
+    recipe: str | Recipe,
     seeds: Sequence[int],
     changes: Mapping[str, Any],
     others: Iterable[str] = (),
 ) -> tuple[list[Config], Runtime]:
     """The configs of all mixers and seeds; the recipe is read once and the task made once."""
-    name, names = task.name if isinstance(task, Task) else task, [_mixer_name(mixer) for mixer in mixers]
+    name, names = _task_name(task), [_mixer_name(mixer) for mixer in mixers]
     if not names:
         raise BadInput("mixers must name at least one mixer")
     runtime_options = options_of(Runtime)
     runtime = Runtime.make({key: value for key, value in changes.items() if key in runtime_options}, "the runtime")
     changes = {key: value for key, value in changes.items() if key not in runtime_options}
-    loaded = load_recipe(recipe, name, names)
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, name, names)
     configs: list[Config] = []
     for mixer, seed in itertools.product(names, seeds or [None]):
         changed = changes if seed is None else {**changes, "training.seed": seed}
@@ -217,17 +218,37 @@ def _place(field: str, task: str, mixers: list[str]) -> str:
     raise BadInput(f"grid names {field!r}, and there is no such field; {nearest(field, names)}")
 
 
+def _task_name(task: str | Task) -> str:
+    return task.name if isinstance(task, Task) else Option("task", str).check(task)
+
+
 def _mixer_name(mixer: str | type) -> str:
-    """The name of a mixer. A class that has none is registered under its own, in lower case with dashes."""
+    """The name of a mixer. A class that has none is registered under its own, in lower case with dashes; of several
+    names, a class stands for the one that has its own defaults."""
     if isinstance(mixer, str):
-        find_mixer(mixer)
-        return mixer
-    for name, preset in REGISTRY.entries.items():
-        if (preset.module, preset.layer_name) == (mixer.__module__, mixer.__name__):
-            return name
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", mixer.__name__).lower()
-    register(name)(mixer)
-    return name
+        return find_mixer(mixer).name
+    if not isinstance(mixer, type):
+        raise BadInput(f"mixer must be a name or a class, got {shorten(mixer)}")
+    if "<locals>" in mixer.__qualname__:
+        raise BadInput(f"mixer must be a class of a module, got {mixer.__name__} of a function: move it out of it")
+    homes = (REGISTRY.modules | REGISTRY.homes).items()
+    presets = [find_mixer(name) for name, module in homes if module == mixer.__module__]
+    presets = [preset for preset in presets if preset.layer_name == mixer.__name__]
+    if not presets:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", mixer.__name__).lower()
+        register(name)(mixer)
+        return name
+    options = layer_options(mixer, mixer.__name__).values()
+    own = {option.name: option.default for option in options if option.default is not REQUIRED}
+    same = []
+    for preset in presets:
+        values = {option.name: option.default for option in preset.options.values()} | dict(preset.fixed)
+        same += [preset.name] if {name: values[name] for name in own} == own else []
+    found = same if len(presets) > 1 else [presets[0].name]
+    if len(found) != 1:
+        names = ", ".join(preset.name for preset in presets)
+        raise BadInput(f"mixer must be a name for {mixer.__name__}, which has several: choose from {names}")
+    return found[0]
 
 
 @dataclass(frozen=True)

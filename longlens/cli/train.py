@@ -20,7 +20,7 @@ from longlens.training.runtime import Runtime
 RUN = ("runs", "folder")
 HARDWARE = ("device", "threads", "parallel", "compile", "deterministic", "tf32")
 LOGGING = ("checkpoint_every", "keep", "log_every", "tensorboard", "wandb")
-NAMES = {"mixer": str, "mixers": tuple[str, ...]}  # on the command line, not classes
+NAMES = {"mixer": str, "mixers": tuple[str, ...], "recipe": str}  # on the command line, not objects
 OUT = Option("out", Path | None, None, "JSON file to write the results to.")
 GRID = Option(
     "grid",
@@ -76,7 +76,7 @@ def _read(
     parser.add_options("hardware", {key: runtime[key] for key in HARDWARE})
     parser.add_options("logging", {key: runtime[key] for key in LOGGING})
     given = parser.read(arguments)
-    values = {key: value for key, value in given.items() if key in own}
+    values = {key: value for key, value in given.items() if key in own} | {"recipe": recipe}
     return task, values, {key: value for key, value in given.items() if key not in own}
 
 

@@ -35,7 +35,13 @@ def run_on_ray(requests: list[RunRequest], address: str | None, stop: StopSignal
         if "LONGLENS_IMPORT" in os.environ:
             wanted["LONGLENS_IMPORT"] = ",".join(map(str, added_modules()))
         dashboard = False if address is None else None
-        ray.init(address=address, log_to_driver=False, include_dashboard=dashboard, runtime_env={"env_vars": wanted})
+        try:
+            ray.init(
+                address=address, log_to_driver=False, include_dashboard=dashboard, runtime_env={"env_vars": wanted}
+            )
+        except SystemExit:  # Ray's own answer to a signal
+            raise Interrupted("stopped before the first run") from None
+        stop.listen()  # Ray has set handlers of its own
     try:
         waiting = {_submit(ray, request): request for request in requests}
         cancelled = False

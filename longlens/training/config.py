@@ -246,7 +246,10 @@ def _find_shipped(scale: str, task: str) -> Recipe:
 
 def _read_file(name: str) -> Recipe:
     if not name.endswith(".toml") or "\0" in name:
-        raise BadInput(f"unknown recipe; {nearest(name, SCALES)} A file of your own must end in .toml")
+        hint = nearest(name, SCALES)
+        raise BadInput(
+            f"unknown recipe; {hint}{'' if hint.endswith('?') else '.'} A file of your own must end in .toml"
+        )
     try:
         with open_file(Path(name)) as file:
             return _read_toml(name, file.read().decode())

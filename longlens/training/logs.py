@@ -146,12 +146,16 @@ class StopSignals:
         return self
 
     def __enter__(self) -> "StopSignals":
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Set the handlers; once more after a library has set its own."""
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
-                self.before[number] = signal.signal(number, self._handle)
+                self.before.setdefault(number, signal.signal(number, self._handle))
         except ValueError:  # not in the main thread
             pass
-        return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.asked

@@ -116,6 +116,18 @@ def test_what_fails_because_of_a_signal_is_interrupted_and_what_fails_by_itself_
         _fail_in_signals(lambda stop: setattr(stop.defer("saved"), "asked", True))
 
 
+def test_signals_are_heard_again_after_a_library_has_set_its_own_handler():
+    """Ray does so when it starts."""
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as stop:
+        stop.defer("saved")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_signals_can_be_used_outside_of_the_main_thread():
     handlers = []
 

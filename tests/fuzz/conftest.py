@@ -21,6 +21,7 @@ def _quick():
     torch.set_num_threads(1)
     with (
         mock.patch("os.fsync"),
+        mock.patch("longlens.progress.EVERY", 1e9),  # seconds, so that a slow machine says no more than a fast one
         mock.patch("longlens.training.machine._commit", return_value="0123456789ab"),
         mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}),
     ):

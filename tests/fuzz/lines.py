@@ -90,10 +90,12 @@ def _numbers(hint: Any, small: bool) -> st.SearchStrategy[list[str]]:
     low = next((getattr(note, "ge", getattr(note, "gt", None)) for note in notes if isinstance(note, Ge | Gt)), 0)
     high = next((getattr(note, "le", getattr(note, "lt", None)) for note in notes if isinstance(note, Le | Lt)), 100)
     if kind is int:
+        usual = [*range(low, min(low + 9, high))] * 2
         edges = [low - 1, low, high + 1] + ([] if small else [high - 1, high])
-        return st.one_of(st.integers(low, min(low + 8, high)), st.sampled_from(edges)).map(lambda number: [str(number)])
-    edges = [low - 1, low, high, 2 * high + 1, 1e-12, 0.5]
-    return st.one_of(st.floats(low, min(high, 2.0)), st.sampled_from(edges)).map(lambda number: [repr(number)])
+        return st.sampled_from([*usual, *edges]).map(lambda number: [str(number)])
+    usual = [low + part * (min(high, 2.0) - low) for part in (0.1, 0.3, 0.5, 0.7, 0.9)] * 2
+    edges = [low - 1, low, high, 2 * high + 1, 1e-12, low + 5e-324]
+    return st.sampled_from([*usual, *edges]).map(lambda number: [repr(number)])
 
 
 @st.composite
@@ -104,7 +106,7 @@ def flags(draw: st.DrawFn, options: dict[str, Option], *, small: bool = False, m
         name = draw(st.sampled_from(list(options)))
         option = options[name]
         flag = f"--{name.replace('_', '-')}"
-        how = draw(st.integers(0, 11))
+        how = draw(st.integers(0, 19))
         if how == 0:  # a slip of the finger
             flag = draw(
                 st.sampled_from([flag[:-1], flag + "s", flag.replace("--", "-"), flag.upper(), f"--{draw(wild)}"])
@@ -114,9 +116,11 @@ def flags(draw: st.DrawFn, options: dict[str, Option], *, small: bool = False, m
             values = []
         else:
             values = draw(fitting(option.hint, small=small))
-        if how in (1, 2, 3):
+        if how == 1:
             values = draw(st.lists(wild, max_size=3))
-        if how == 4 and len(values) == 1:
+        if how in (2, 3, 4):
+            values = [draw(wild) for _ in values]
+        if how == 5 and len(values) == 1:
             found.append(f"{flag}={values[0]}")
         else:
             found += ([] if option.hint is bool else [flag]) + values

@@ -34,7 +34,9 @@ def use(case: Case, path: Path, given: list[str], *, train: bool) -> None:
 
 cells = st.one_of(
     st.sampled_from(["1", "2", "0.5", "-3", "abc", "1 2 3", "0.5 2", "007", "1e5", "x"]),
-    st.sampled_from(["", " ", "1e400", "9223372036854775808", "nan", "inf", "1_0", "٣", '"', '"a,b"', "[1, 2]", "\ufeff", "\0"]),
+    st.sampled_from(
+        ["", " ", "1e400", "9223372036854775808", "nan", "inf", "1_0", "٣", '"', '"a,b"', "[1, 2]", "\ufeff", "\0"]
+    ),
     wild_texts,
 )
 good_headers = st.sampled_from([["input", "label"], ["label", "input"], ["label", "a", "b"], ["a", "label", "c"]])
@@ -50,7 +52,10 @@ headers = st.one_of(
 def csv_files(draw: st.DrawFn) -> str:
     """Mostly right: a few cells are anything."""
     header, usual = draw(headers), draw(st.sampled_from([["1", "2"], ["ab", "ba"], ["0.5", "1.5"], ["1 2", "3 4 5"]]))
-    rows = [[usual[i % 2] if name != "label" else "xy"[i % 2] for name in header] for i in range(draw(st.sampled_from([12, 20, 24, 3, 0])))]
+    rows = [
+        [usual[i % 2] if name != "label" else "xy"[i % 2] for name in header]
+        for i in range(draw(st.sampled_from([12, 20, 24, 3, 0])))
+    ]
     for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
         if rows and header:
             rows[draw(st.integers(0, len(rows) - 1))][draw(st.integers(0, len(header) - 1))] = draw(cells)
@@ -84,8 +89,9 @@ samples = st.one_of(
 @st.composite
 def jsonl_files(draw: st.DrawFn) -> list[Any]:
     """Samples of one kind, and perhaps some that are anything."""
-    kind, labels = draw(st.sampled_from([[1, 2], [0.5, 1], "ab", [[1, 2], [3, 4]], [2**62]])), draw(
-        st.sampled_from([["x", "y"], [0, 1], [0.5, -1], [True, "a"]])
+    kind, labels = (
+        draw(st.sampled_from([[1, 2], [0.5, 1], "ab", [[1, 2], [3, 4]], [2**62]])),
+        draw(st.sampled_from([["x", "y"], [0, 1], [0.5, -1], [True, "a"]])),
     )
     found: list[Any] = [{"input": kind, "label": labels[i % 2]} for i in range(draw(st.sampled_from([12, 20, 3])))]
     for sequence, label in draw(st.one_of(st.just([]), st.lists(samples, max_size=2))):
@@ -108,7 +114,9 @@ def test_jsonl(lines, given, train):
 def arrays(draw: st.DrawFn, shapes: list[tuple[int, ...]]) -> bytes:
     """An array, whose header may say something else."""
     dtype = draw(st.sampled_from(["<i8", "<f4", "<f8", "|u1", "|b1", "<u8", ">i4", "<U2", "|S3", "<f2", "<c8"]))
-    array = (np.arange(np.prod(shape := draw(st.sampled_from(shapes))), dtype=np.int64) % 5).astype(dtype).reshape(shape)
+    array = (
+        (np.arange(np.prod(shape := draw(st.sampled_from(shapes))), dtype=np.int64) % 5).astype(dtype).reshape(shape)
+    )
     if array.dtype.kind == "f" and array.size and draw(st.integers(0, 3)) == 0:
         array.flat[0] = draw(st.sampled_from([np.nan, np.inf, 3e4, -0.0]))
     file = io.BytesIO()
@@ -117,9 +125,17 @@ def arrays(draw: st.DrawFn, shapes: list[tuple[int, ...]]) -> bytes:
     if draw(st.integers(0, 4)):
         return data
     form = "{{'descr': {!r}, 'fortran_order': {}, 'shape': {}, }}"
-    size = draw(st.sampled_from(["3", "10**30", str(10**30), "-1", "2.5", "None", "'a'", "True", "(" * 300, "9" * 5000]))
-    text = form.format(draw(st.sampled_from([dtype, "|O", "", "<f99", "|V8", "[('a','<f4')]"])), draw(st.booleans()), f"({size},)")
-    text = text if draw(st.booleans()) else draw(st.sampled_from(["{}", "__import__('os')", "[" * 5000, "", "{'descr': 1}"]))
+    size = draw(
+        st.sampled_from(["3", "10**30", str(10**30), "-1", "2.5", "None", "'a'", "True", "(" * 300, "9" * 5000])
+    )
+    text = form.format(
+        draw(st.sampled_from([dtype, "|O", "", "<f99", "|V8", "[('a','<f4')]"])), draw(st.booleans()), f"({size},)"
+    )
+    text = (
+        text
+        if draw(st.booleans())
+        else draw(st.sampled_from(["{}", "__import__('os')", "[" * 5000, "", "{'descr': 1}"]))
+    )
     version = draw(st.sampled_from([b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x00", b""]))
     length = len(text).to_bytes(2 if version[:1] == b"\x01" else 4, "little")
     return b"\x93NUMPY" + version + length + text.encode() + data[128:]

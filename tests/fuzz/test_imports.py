@@ -174,7 +174,9 @@ class Packed:
 
 
 SPECIALS = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "pipe": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE}
-names = st.one_of(st.sampled_from(["../evil", "/etc/evil", "a/../../b", "C:\\evil", "x" * 300, "é", "a//b", "."]), wild_texts)
+names = st.one_of(
+    st.sampled_from(["../evil", "/etc/evil", "a/../../b", "C:\\evil", "x" * 300, "é", "a//b", "."]), wild_texts
+)
 
 
 @st.composite
