@@ -1,5 +1,6 @@
 """Command lines: flags that there are and flags that there are not, with values that fit and values that do not."""
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -74,8 +75,12 @@ def fitting(hint: Any, *, small: bool = False) -> st.SearchStrategy[list[str]]:
         return st.sampled_from([[str(part)] for part in parts])
     if origin is tuple:
         if parts[-1] is Ellipsis:
-            return st.lists(fitting(parts[0], small=small), max_size=3).map(lambda found: sum(found, []))
-        return st.tuples(*(fitting(part, small=small) for part in parts)).map(lambda found: sum(found, []))
+            return st.lists(fitting(parts[0], small=small), max_size=3).map(
+                lambda found: list(itertools.chain.from_iterable(found))
+            )
+        return st.tuples(*(fitting(part, small=small) for part in parts)).map(
+            lambda found: list(itertools.chain.from_iterable(found))
+        )
     if parts:  # a union
         return st.one_of(*(st.just(["none"]) if part is type(None) else fitting(part, small=small) for part in parts))
     if hint in (int, float):

@@ -152,7 +152,7 @@ class Packed:
                 if (root / name).is_file() and not (root / name).is_symlink():
                     archive.writestr(self.renamed if self.renamed and i == 0 else name, (root / name).read_bytes())
             if self.special == "twice":
-                with pytest.warns(UserWarning):
+                with pytest.warns(UserWarning, match="Duplicate name"):
                     archive.writestr(names[-1], b"x")
         if self.special == "encrypted":
             data = bytearray(path.read_bytes())
