@@ -54,7 +54,7 @@ def decay_rates(
 
     parts = [head / (num_heads - 1) for head in range(1, num_heads)]
     if schedule == "literal":
-        rates = [-math.log(max_rate * part) for part in parts]
+        rates = [-math.log(max(max_rate * part, math.ulp(0.0))) for part in parts]  # the product may be too small
     else:  # expm1 and log1p keep small rates exact; the last one is B itself, however large
         rates = [-math.log1p(math.expm1(-max_rate) * part) if part < 1 else max_rate for part in parts]
     return torch.tensor([0.0, *rates], dtype=dtype or torch.get_default_dtype(), device=device)

@@ -162,7 +162,25 @@ figures eld --length 1
     --length must be a whole number of at least 2, got 1
 figures eld --length 1000000000000
     --length must be a whole number of at least 2, got 1000000000000, which is too large
+figures kernels --channels 1000
+    --channels must be a whole number from 1 to 12, got 1000
+check las --options window=4
+    window must be an odd number of at least 1, got 4
+check las --options window
+    --options must be NAME=VALUE, got window
+check lass
+    unknown mixer 'lass'; did you mean 'las' or 'lssl'?
+data show listops --count 0
+    --count must be a whole number of at least 1 or none, got 0
+data show listops --first -1
+    --first must be a whole number of at least 0, got -1
+data prepare listops --sizes 1 1
+    --sizes must be followed by 3 values
 # what is empty
+figures kernels --mixers
+    mixers must name at least one mixer, got none
+demo --runs=
+    --runs must be a path, got ''
 compare listops --mixers
     --mixers must be followed by at least one value
 compare listops --seeds
@@ -208,6 +226,8 @@ sweep atomic-cumsum --grid seed=0,1
     grid names the seed: give seeds instead
 sweep atomic-cumsum --grid mixer.window=3 mixer=s4d
     grid names 'mixer.window', and there is no such field
+sweep atomic-cumsum --grid betas=[0.9,2]
+    betas must be 2 values, each a number of at least 0 and below 1, got 0.9 2
 # recipes
 train listops --recipe min
     recipe min of listops: unknown recipe; did you mean 'mini'? A file of your own must end

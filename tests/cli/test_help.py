@@ -176,6 +176,7 @@ def test_defaults_are_those_of_the_mixer(longlens):
         (["list", "mixers"], []),
         (["list", "mixers", "s4d"], []),
         (["list", "recipes"], []),
+        (["list", "runs"], []),
         (["data", "prepare", "listops", "--help"], []),
         (["bench", "layers", "--help"], []),
         (["check", "--help"], []),

@@ -35,7 +35,7 @@ HALVES = ("*.partial", "*.new", "*.old", "*.parts", ".tmp*", "*.part")  # of fil
 counts: Counter[str] = Counter()  # cases by kind, and commands by exit code
 
 
-def fuzz(kind: str, cases: int, **strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def fuzz(cases: int, **strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Above a test: so many cases, always the same ones unless LONGLENS_FUZZ_SEED is given."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +84,7 @@ class Case:
 
     def longlens(self, *arguments: object, may_fail: bool = False) -> Said:
         """Run a command and check how it ends. ``may_fail``: the exit code may be 1."""
-        said = _call([str(argument) for argument in arguments])
+        said = call([str(argument) for argument in arguments])
         check_end(said, may_fail)
         counts[f"code {said.code}"] += 1
         for folder in (self.home, self.here):
@@ -116,7 +116,8 @@ def new_case(kind: str) -> Iterator[Case]:
         shutil.rmtree(case.folder)
 
 
-def _call(arguments: list[str]) -> Said:
+def call(arguments: list[str]) -> Said:
+    """Run a command in this process."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), "utf-8", errors, newline="", write_through=True)
         for errors in ("strict", "backslashreplace")  # as Python has them in a shell

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 from fuzz import cases
+from fuzz.originals import WholeRuns, WholeSets
 
 total: Counter[str] = Counter()  # of all processes of pytest-xdist
 
@@ -28,6 +29,16 @@ def _quick():
         os.environ.pop("LONGLENS_IMPORT", None)
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def whole_runs(_quick, tmp_path_factory) -> WholeRuns:
+    return WholeRuns(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def whole_sets(_quick, tmp_path_factory) -> WholeSets:
+    return WholeSets(tmp_path_factory.mktemp("sets"))
 
 
 def pytest_sessionfinish(session):

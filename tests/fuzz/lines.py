@@ -75,7 +75,7 @@ def fitting(hint: Any, *, small: bool = False) -> st.SearchStrategy[list[str]]:
         return st.sampled_from([[str(part)] for part in parts])
     if origin is tuple:
         if parts[-1] is Ellipsis:
-            return st.lists(fitting(parts[0], small=small), max_size=3).map(
+            return st.lists(fitting(parts[0], small=small), min_size=1, max_size=3).map(
                 lambda found: list(itertools.chain.from_iterable(found))
             )
         return st.tuples(*(fitting(part, small=small) for part in parts)).map(
@@ -85,7 +85,8 @@ def fitting(hint: Any, *, small: bool = False) -> st.SearchStrategy[list[str]]:
         return st.one_of(*(st.just(["none"]) if part is type(None) else fitting(part, small=small) for part in parts))
     if hint in (int, float):
         return _numbers(Annotated[hint, None], small)
-    return st.sampled_from(["a", "b c", "here", "1", "las"]).map(lambda word: [word])
+    words = ["a.png", "x/b.svg", "here", "b c"] if hint is Path else ["s4", "las", "s4", "mega", "here", "b c"]
+    return st.sampled_from(words).map(lambda word: [word])
 
 
 def _numbers(hint: Any, small: bool) -> st.SearchStrategy[list[str]]:
@@ -162,14 +163,17 @@ def many_lines(draw: st.DrawFn) -> list[str]:
         given = draw(flags(train_options(task, chosen, api.compare)))
         return ["compare", task, "--recipe", "smoke", "--mixers", *chosen, *given]
     options = train_options(task, chosen[:1], api.sweep)
+    own = [name for name in options if "." in name or name in section_options("training", task, ())]
     grid = []
-    for name in draw(st.lists(st.sampled_from(list(options)), max_size=2)):
-        values = draw(st.lists(st.one_of(fitting(options[name].hint), wild.map(lambda v: [v])), max_size=2))
-        grid.append(
-            f"{draw(st.sampled_from([name, name.replace('_', '-'), 'mixer']))}=" + ",".join(" ".join(v) for v in values)
-        )
-    given = draw(flags(options, most=2))
-    return ["sweep", task, "--recipe", "smoke", "--mixer", chosen[0], "--grid", *grid, *given]
+    for name in draw(st.lists(st.sampled_from([*own, *own, *options]), min_size=1, max_size=2)):
+        values = draw(st.lists(fitting(options[name].hint), min_size=1, max_size=2))
+        if draw(st.integers(0, 5)) == 0:
+            values.append([draw(wild)])
+        joined = (f"[{','.join(words)}]" if len(words) > 1 else " ".join(words) for words in values)
+        shown = draw(st.sampled_from([name, name, name.replace("_", "-"), name.rpartition(".")[2]]))
+        grid.append(f"{shown}={','.join(joined)}")
+    given = draw(flags(options, most=1))
+    return ["sweep", task, "--recipe", "smoke", "--mixer", chosen[0], *given, "--grid", *grid]
 
 
 @st.composite

@@ -66,7 +66,7 @@ def csv_files(draw: st.DrawFn) -> str:
     return end.join(comma.join(cells) for cells in [header, *rows]) + end
 
 
-@fuzz("data files", 160, text=csv_files(), given=flags(OPTIONS, small=True, most=1), train=st.integers(0, 3))
+@fuzz(160, text=csv_files(), given=flags(OPTIONS, small=True, most=1), train=st.integers(0, 3))
 def test_csv(text, given, train):
     with new_case("data files") as case:
         Path("set").mkdir()
@@ -103,7 +103,7 @@ def jsonl_files(draw: st.DrawFn) -> list[Any]:
     return found
 
 
-@fuzz("data files", 160, lines=jsonl_files(), given=flags(OPTIONS, small=True, most=1), train=st.integers(0, 3))
+@fuzz(160, lines=jsonl_files(), given=flags(OPTIONS, small=True, most=1), train=st.integers(0, 3))
 def test_jsonl(lines, given, train):
     with new_case("data files") as case:
         Path("train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -142,7 +142,6 @@ def arrays(draw: st.DrawFn, shapes: list[tuple[int, ...]]) -> bytes:
 
 
 @fuzz(
-    "data files",
     160,
     inputs=arrays([*[(8, 3), (8, 3, 2), (8, 3, 1)] * 3, (8,), (0, 3), (8, 0), (2, 2, 2, 2)]),
     labels=arrays([*[(8,)] * 6, (8, 1), (7,), ()]),
@@ -163,7 +162,7 @@ GOOD = {
 }
 
 
-@fuzz("data files", 120, name=st.sampled_from([*GOOD, "npy"]), damage=st.lists(damages(), min_size=1, max_size=2))
+@fuzz(120, name=st.sampled_from([*GOOD, "npy"]), damage=st.lists(damages(), min_size=1, max_size=2))
 def test_a_damaged_file(name, damage):
     with new_case("data files") as case:
         path, beside = case.here / "set", make_beside(case.folder / "beside")

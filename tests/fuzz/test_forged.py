@@ -12,8 +12,7 @@ import pytest
 import torch
 from fuzz.cases import fuzz, new_case, run_here
 from fuzz.damage import PLACES, Damage, json_values, make_beside
-from fuzz.test_runs import FLAGS, TASK, Runs
-from fuzz.test_sets import TRAIN, Sets
+from fuzz.originals import ONE_STEP, RUN, TASK, WholeSets
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -21,16 +20,6 @@ from longlens.data.store import _meta_checksum
 from longlens.errors import BadInput
 from longlens.files import write_sealed
 from longlens.training.config import Config
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory) -> Sets:
-    return Sets(tmp_path_factory.mktemp("sets"))
 
 
 def mutate(path: Path, damage: Damage, beside: Path) -> Any:
@@ -44,16 +33,15 @@ mutations = st.builds(Damage, st.just("json"), PLACES, json_values)
 
 @pytest.mark.parametrize("command", ["list", "evaluate", "train", "compare"])
 @fuzz(
-    "forged",
     50,
     name=st.sampled_from(["result.json", "checkpoints/00000002/state.json", "config.json"]),
     damage=mutations,
 )
-def test_sealed_json_of_a_run(runs, command, name, damage):
+def test_sealed_json_of_a_run(whole_runs, command, name, damage):
     with new_case("forged") as case:
         kind = "finished" if name == "result.json" else "unfinished"
-        shutil.copytree(runs.folder / kind, case.here / "runs")
-        run = case.here / "runs" / runs.name
+        shutil.copytree(whole_runs.folder / kind, case.here / "runs")
+        run = case.here / "runs" / whole_runs.name
         values = mutate(run / name, damage, make_beside(case.folder / "beside"))
         if name == "config.json":
             _seal_config(run, values)
@@ -80,10 +68,10 @@ def _use(case: Any, command: str, run: Path) -> None:
         case.longlens("evaluate", run)
         case.longlens("evaluate", run, "--checkpoint", "2")
     elif command == "train":
-        case.longlens("train", TASK, *FLAGS, "--folder", run)
+        case.longlens("train", TASK, *RUN, "--folder", run)
     else:
         with mock.patch("longlens.training.many.launch", run_here):
-            case.longlens("compare", TASK, *FLAGS, "--mixers", "las", "--seeds", "0", "1", may_fail=True)
+            case.longlens("compare", TASK, *RUN, "--mixers", "las", "--seeds", "0", "1", may_fail=True)
 
 
 def forge(tensors: dict[str, torch.Tensor], how: str, at: int) -> dict[str, torch.Tensor]:
@@ -112,11 +100,11 @@ FORGERIES = ("missing", "none", "more", "another name", "another shape", "anothe
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train"])
-@fuzz("forged", 60, name=st.sampled_from(["model", "optimizer"]), how=st.sampled_from(FORGERIES), at=PLACES)
-def test_tensors_of_a_checkpoint(runs, command, name, how, at):
+@fuzz(60, name=st.sampled_from(["model", "optimizer"]), how=st.sampled_from(FORGERIES), at=PLACES)
+def test_tensors_of_a_checkpoint(whole_runs, command, name, how, at):
     with new_case("forged") as case:
-        shutil.copytree(runs.folder / "unfinished", case.here / "runs")
-        run = case.here / "runs" / runs.name
+        shutil.copytree(whole_runs.folder / "unfinished", case.here / "runs")
+        run = case.here / "runs" / whole_runs.name
         path = run / "checkpoints" / "00000002" / f"{name}.safetensors"
         save_file(forge(load_file(path), how, at), path)
         sums = {file: hashlib.sha256((path.parent / file).read_bytes()).hexdigest() for file in TENSORS}
@@ -140,20 +128,20 @@ def seal_set(folder: Path, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("task", ["files", "listops", "text8"])
 @pytest.mark.parametrize("command", ["list", "verify", "show", "train"])
-@fuzz("forged", 30, damage=mutations)
-def test_what_a_set_says_of_itself(sets, task, command, damage):
+@fuzz(30, damage=mutations)
+def test_what_a_set_says_of_itself(whole_sets, task, command, damage):
     with new_case("forged") as case:
-        shutil.copytree(sets.home, case.home, dirs_exist_ok=True)
-        folder = case.home / "sets" / sets.names[task]
+        shutil.copytree(whole_sets.home, case.home, dirs_exist_ok=True)
+        folder = case.home / "sets" / whole_sets.names[task]
         seal_set(folder, mutate(folder / "meta.json", damage, make_beside(case.folder / "beside")))
-        _use_set(sets, case, task, command)
+        _use_set(whole_sets, case, task, command)
 
 
-def _use_set(sets: Sets, case: Any, task: str, command: str) -> None:
+def _use_set(whole_sets: WholeSets, case: Any, task: str, command: str) -> None:
     if command in ("list", "verify"):
         case.longlens("data", command, may_fail=command == "verify")
     elif command == "show":
         for split in ("train", "test"):
-            case.longlens("data", "show", task, *sets.flags[task], "--split", split)
+            case.longlens("data", "show", task, *whole_sets.flags[task], "--split", split)
     else:
-        case.longlens("train", task, *sets.flags[task], *TRAIN)
+        case.longlens("train", task, *whole_sets.flags[task], *ONE_STEP, "run")

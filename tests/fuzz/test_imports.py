@@ -208,7 +208,7 @@ def right() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("task", MEMBERS)
-@fuzz("imports", 60, packed=packed())
+@fuzz(60, packed=packed())
 def test_an_import(right, task, packed):
     with new_case("imports") as case, tiny_sets():
         beside = make_beside(case.folder / "beside")
@@ -224,7 +224,7 @@ def test_an_import(right, task, packed):
 
 
 @pytest.mark.parametrize("task", MEMBERS)
-@fuzz("imports", 7, form=st.sampled_from(ARCHIVES))
+@fuzz(7, form=st.sampled_from(ARCHIVES))
 def test_what_is_right_is_imported(task, form):
     """Otherwise the cases above would show nothing."""
     with new_case("imports") as case, tiny_sets():
@@ -244,7 +244,7 @@ def bombs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("task", MEMBERS)
-@fuzz("imports", 2, which=PLACES)
+@fuzz(2, which=PLACES)
 def test_a_bomb(bombs, task, which):
     """A file that unpacks to much more than it should have: refused before it is in memory."""
     with new_case("imports") as case, tiny_sets():

@@ -15,26 +15,26 @@ from longlens.reports.kernels import draw_kernels
 from longlens.training.config import section_options
 
 
-@fuzz("options", 300, line=train_lines())
+@fuzz(300, line=train_lines())
 def test_train_is_resolved_or_refused(line):
     with new_case("options") as case, dry():
         case.longlens(*line)
         assert not list(case.here.rglob("*")), "nothing is written before it runs"
 
 
-@fuzz("options", 200, line=many_lines())
+@fuzz(200, line=many_lines())
 def test_compare_and_sweep_are_resolved_or_refused(line):
     with new_case("options") as case, dry():
         case.longlens(*line)
 
 
-@fuzz("options", 160, line=tiny_lines())
+@fuzz(160, line=tiny_lines())
 def test_a_tiny_run(line):
     with new_case("options") as case:
         case.longlens(*line)
 
 
-@fuzz("options", 30, line=tiny_lines(), out=paths())
+@fuzz(30, line=tiny_lines(), out=paths())
 def test_a_tiny_comparison(line, out):
     with new_case("options") as case, mock.patch("longlens.training.many.launch", run_here):
         line = ["compare", *(flag.replace("--mixer", "--mixers") if flag == "--mixer" else flag for flag in line[1:])]
@@ -51,7 +51,7 @@ words = st.one_of(
 )
 
 
-@fuzz("options", 160, line=st.lists(words, max_size=6))
+@fuzz(160, line=st.lists(words, max_size=6))
 def test_any_words(line):
     with new_case("options") as case, dry():
         case.longlens(*line, may_fail=True)
@@ -66,14 +66,13 @@ def data_lines(draw: st.DrawFn) -> list[str]:
     return ["data", draw(st.sampled_from(["prepare", "show"])), task, *draw(flags(options))]
 
 
-@fuzz("options", 120, line=data_lines())
+@fuzz(120, line=data_lines())
 def test_data(line):
     with new_case("options") as case, dry():
         case.longlens(*line)
 
 
 @fuzz(
-    "options",
     60,
     line=st.sampled_from(["evaluate", "list runs --runs", "data verify", "list mixers", "list recipes"]),
     path=paths(),
@@ -93,7 +92,7 @@ def figure_lines(draw: st.DrawFn) -> list[str]:
     return ["figures", name, *draw(flags(FIGURES[name], small=True))]
 
 
-@fuzz("options", 80, line=figure_lines())
+@fuzz(80, line=figure_lines())
 def test_figures(line):
     with new_case("options") as case, mock.patch("matplotlib.figure.Figure.savefig"):
         case.longlens(*line)
@@ -109,31 +108,23 @@ def _is_quick(number: str) -> bool:
 
 @st.composite
 def check_lines(draw: st.DrawFn) -> list[str]:
-    mixer = draw(st.one_of(mixers, wild))
+    mixer = draw(st.one_of(mixers, mixers, mixers, wild))
     found = ["check", mixer]
     for name in ("width", "length"):
-        if draw(st.booleans()):
-            found += [
-                f"--{name}",
-                draw(st.one_of(st.sampled_from(["1", "2", "7", "8"]), st.sampled_from(WILD).filter(_is_quick))),
-            ]
-    if draw(st.booleans()) and mixer not in WILD:
-        options = section_options("mixer", "listops", [mixer]) if mixer in MIXERS else {}
-        chosen = draw(st.lists(st.sampled_from([*options, "windw"]), max_size=2))
-        values = [
-            draw(
-                st.one_of(
-                    fitting(options[n].hint, small=True) if n in options else wild.map(lambda v: [v]),
-                    wild.map(lambda v: [v]),
-                )
-            )
-            for n in chosen
-        ]
-        found += ["--options", *(f"{n}={' '.join(v)}" for n, v in zip(chosen, values, strict=True))]
-    return [*found, "--no-processes"]
+        size = draw(st.sampled_from([None, None, "1", "8", "16", "wild"]))
+        if size is not None:
+            found += [f"--{name}", draw(st.sampled_from(WILD).filter(_is_quick)) if size == "wild" else size]
+    options = section_options("mixer", "listops", [mixer]) if mixer in MIXERS else {}
+    chosen = draw(st.one_of(st.just([]), st.lists(st.sampled_from([*options, "windw"]), min_size=1, max_size=2)))
+    given = []
+    for name in chosen:
+        fits = name in options and draw(st.integers(0, 3))
+        value = " ".join(draw(fitting(options[name].hint, small=True))) if fits else draw(wild)
+        given.append(f"{name}={value}")
+    return [*found, *(["--options", *given] if given else []), "--no-processes"]
 
 
-@fuzz("options", 60, line=check_lines())
+@fuzz(60, line=check_lines())
 def test_check(line):
     with new_case("options") as case:
         said = case.longlens(*line, may_fail=True)

@@ -83,7 +83,7 @@ def _number(word: str) -> Any:
 random_recipes = st.dictionaries(sections, toml_values, max_size=4).map(to_toml)
 
 
-@fuzz("recipes", 250, recipe=mutated_recipes())
+@fuzz(250, recipe=mutated_recipes())
 def test_a_recipe_with_other_entries(recipe):
     task, text = recipe
     with new_case("recipes") as case, dry():
@@ -91,7 +91,7 @@ def test_a_recipe_with_other_entries(recipe):
         case.longlens("train", task, "--recipe", "my.toml")
 
 
-@fuzz("recipes", 80, text=random_recipes)
+@fuzz(80, text=random_recipes)
 def test_any_toml(text):
     with new_case("recipes") as case, dry():
         Path("my.toml").write_text(text)
@@ -99,7 +99,7 @@ def test_any_toml(text):
         assert said.code == 2 or "steps" in text or "epochs" in text, said
 
 
-@fuzz("recipes", 120, which=st.sampled_from(shipped), damage=st.lists(damages(to_json=False), min_size=1, max_size=3))
+@fuzz(120, which=st.sampled_from(shipped), damage=st.lists(damages(to_json=False), min_size=1, max_size=3))
 def test_a_damaged_file(which, damage):
     """A flipped bit may make another recipe; nobody can know that."""
     scale, task = which
@@ -113,7 +113,6 @@ def test_a_damaged_file(which, damage):
 
 
 @fuzz(
-    "recipes",
     60,
     text=st.one_of(st.text(max_size=60), st.text("[]{}=\"'.,#\n ab1", max_size=60), wild_texts),
     name=wild_texts,
@@ -135,7 +134,7 @@ def small_recipes(draw: st.DrawFn) -> str:
     return to_toml(tree)
 
 
-@fuzz("recipes", 60, text=small_recipes())
+@fuzz(60, text=small_recipes())
 def test_a_recipe_is_trained(text):
     with new_case("recipes") as case:
         Path("my.toml").write_text(text)

@@ -106,9 +106,8 @@ def test_tensorboard_has_the_scalars_of_the_metrics(runs, compare):
     run = runs.train("run", "--tensorboard", "--keep", "100")
     assert run.code == 0, run.said
     events = loading.EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) == {
-        "train/loss", "train/lr", "train/tokens_per_second", "valid/loss", "valid/r2",
-    }  # fmt: skip
+    names = {"train/loss", "train/lr", "train/tokens_per_second", "valid/loss", "valid/r2"}
+    assert set(events.Tags()["scalars"]) == names
     for split in ("train", "valid"):
         wanted = {line["step"]: line["loss"] for line in compare.lines(folder) if line["split"] == split}
         found = [(event.step, event.value) for event in events.Scalars(f"{split}/loss")]
@@ -125,6 +124,7 @@ def test_weights_and_biases_that_are_not_installed_are_a_sentence(runs):
     assert "Traceback" not in run.said
 
 
+@pytest.mark.slow
 def test_a_real_command_line_trains_evaluates_and_lists(runs):
     def longlens(*arguments):
         command = [sys.executable, "-m", "longlens", *map(str, arguments)]

@@ -132,6 +132,7 @@ def test_what_cannot_be_is_a_sentence(requests):
         run_many(configs, Runtime(folder=Path("here")))
 
 
+@pytest.mark.slow
 def test_one_damaged_run_does_not_hide_the_others(tiny, requests):
     configs, runtime = requests(2, threads=1)
     first, second = run_many(configs, runtime)
@@ -151,12 +152,14 @@ def test_one_damaged_run_does_not_hide_the_others(tiny, requests):
     assert not first.was_there
 
 
+@pytest.mark.slow
 def test_a_run_of_a_comparison_remembers_the_command_that_the_user_gave(requests, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/longlens", "compare", "atomic-cumsum"])
     (outcome,) = run_many(*requests(1, threads=1))
     assert read_environment(outcome.folder)[0]["command"] == ["longlens", "compare", "atomic-cumsum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_bug_in_a_layer_leaves_its_traceback_and_the_others_end(runs, jobs):
     """What a layer prints, be it more than a pipe holds, is not taken for the reason."""
