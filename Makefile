@@ -11,13 +11,13 @@ demo: $(CORE)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps
 	$(BIN)/longlens demo
 
 test: $(DEV)  ## set up, then run all tests but the fuzz (under ten minutes on two cores)
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-fast: $(DEV)  ## the tests without kills, other processes, compilers and the zoo (under two minutes)
-	$(BIN)/python -m pytest -n 2 -m "not (fuzz or slow or faults or distributed or oracle or zoo)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not (fuzz or slow or faults or distributed or oracle or zoo)"
 
 fuzz: $(DEV)  ## random options, recipes, archives, stored sets and run folders (ten minutes at most)
-	$(BIN)/python -m pytest -n 2 -m fuzz tests/fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m fuzz tests/fuzz
 
 check: $(DEV)  ## lint, format, types, and the order of the rooms
 	$(BIN)/ruff check .

@@ -107,11 +107,9 @@ def run_many(
 def _make_requests(configs: list[Config], runtime: Runtime, jobs: int | None, quiet: bool) -> list[RunRequest]:
     """Each with its folder, and with as many threads as are free, or as its run had before it was stopped."""
     runtime = replace(runtime, runs=runtime.runs.absolute())
-    threads = runtime.threads or 1  # on Ray: what a run asks the cluster for
+    threads, note = runtime.threads or 1, None  # on Ray: what a run asks the cluster for
     if jobs is not None:
         threads, note = choose_threads(runtime.threads, processes=jobs)
-        if note is not None:
-            notify(note)
     data: dict[str, str] = {}  # runs of a comparison have the same data, which is looked at once
     requests = []
     for config in configs:
@@ -121,6 +119,8 @@ def _make_requests(configs: list[Config], runtime: Runtime, jobs: int | None, qu
         last = RunFolder(folder, keep=1).last_threads()
         own = threads if last is None else choose_threads(runtime.threads, last)[0]
         requests.append(RunRequest(config, replace(runtime, threads=own), folder, quiet))
+    if note is not None:
+        notify(note)
     return requests
 
 

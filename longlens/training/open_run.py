@@ -187,6 +187,7 @@ class OpenRun:
     processes: Processes
     stop: StopSignals
     result: dict[str, Any] | None = None  # of a run that is finished already
+    note: str | None = None  # on the number of threads
 
     def __post_init__(self) -> None:
         self.began = time.perf_counter()
@@ -202,13 +203,14 @@ class OpenRun:
             return choose_threads(self.runtime.threads, self.folder.last_threads(), processes=here)
 
         count, note = self.processes.on_first(choose)
-        if note is not None and self.processes.device.type == "cpu":
-            self.notify(note)
+        self.note = note if self.processes.device.type == "cpu" else None
         return count
 
     def claim(self) -> None:
         """Hold the folder from now on; signals to stop wait for the end of a step."""
         self.result = self.processes.on_first(self.folder.claim, self.config, self.fingerprint)
+        if self.note is not None and self.result is None:
+            self.notify(self.note)
         self.stop.defer("stopped at once: what came after the last checkpoint is not saved")
 
     @contextmanager
