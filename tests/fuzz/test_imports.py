@@ -157,7 +157,8 @@ class Packed:
         if self.special == "encrypted":
             data = bytearray(path.read_bytes())
             for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-                data[data.index(mark) + place] |= 1
+                if mark in data:
+                    data[data.index(mark) + place] |= 1
             path.write_bytes(data)
 
     def _tar(self, path: Path, root: Path, names: list[str]) -> None:
