@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
 from longlens.options import REQUIRED, Option, Seed, Size, nearest, options_of, shorten
 from longlens.tasks.base import SplitName, Task
-from longlens.training.config import Config, Recipe, load_recipe, section_options
+from longlens.training.config import SECTIONS, Config, Recipe, find_option, load_recipe, section_options
+from longlens.training.many import Engine, Outcome, run_many
+from longlens.training.run import fingerprint, read_config, read_metrics, read_result, run_folder
 from longlens.training.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from longlens.models.model import Model
     from longlens.reports.sheet import Sheet
     from longlens.training.evaluate import Evaluation
-    from longlens.training.many import Outcome
-
-Engine = Literal["local", "ray"]
 
 
 def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe = "mini", **changes: Any) -> "Result":
@@ -46,7 +45,6 @@ def train_config(config: Config, runtime: Runtime) -> "Result":
     """Train one resolved config in this process."""
     from longlens.models.model import check_mixer_builds
     from longlens.training.loop import train_run
-    from longlens.training.run import fingerprint, run_folder
 
     check_mixer_builds(config.task, config.mixer, config.model)  # before data is downloaded for it
     data = fingerprint(config)
@@ -108,27 +106,19 @@ def sweep(
         jobs: Number of runs at a time on this machine.
         address: Address of the Ray cluster; by default one is started on this machine.
     """
-    configs, runtime = grid_configs(task, mixer, grid, recipe, seeds, changes)
-    return run_configs(configs, runtime, engine=engine, jobs=jobs, address=address, choose=True)
-
-
-def grid_configs(
-    task: str | Task,
-    mixer: str,
-    grid: Mapping[str, Sequence[Any]],
-    recipe: str | Recipe,
-    seeds: Sequence[int],
-    changes: Mapping[str, Any],
-) -> tuple[list[Config], Runtime]:
-    """The runs of a sweep."""
     if not grid or not all(len(values) for values in grid.values()):
         raise BadInput("grid must name at least one field and its values, as in lr=1e-3,3e-4")
     if grid.keys() & {"seed", "training.seed"}:
         raise BadInput("grid names the seed: give seeds instead, so that runs with other seeds are averaged")
     name = _task_name(task)
     mixers = [str(entry) for entry in grid.get("mixer", [mixer])]
-    places = [_place(field, name, mixers) for field in grid if field != "mixer"]
-    if len(set(places)) < len(places):
+    known = {section: section_options(section, name, mixers) for section in SECTIONS}
+    places = {field: find_option(field, known, name) for field in grid if field != "mixer"}
+    for field, place in places.items():
+        if place is None:
+            names = [o if s in ("model", "training") else f"{s}.{o}" for s in SECTIONS for o in known[s]]
+            raise BadInput(f"grid names {field!r}, and there is no such field; {nearest(field, names)}")
+    if len(set(places.values())) < len(places):
         raise BadInput(f"grid names a field twice: {', '.join(grid)}")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, name, mixers)
     resolved = []
@@ -136,7 +126,8 @@ def grid_configs(
         cell = dict(zip(grid, values, strict=True))
         chosen = str(cell.pop("mixer", mixer))
         resolved.append(_resolve(task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
-    return [config for configs, _ in resolved for config in configs], resolved[0][1]
+    configs = [config for found, _ in resolved for config in found]
+    return run_configs(configs, resolved[0][1], engine=engine, jobs=jobs, address=address, choose=True)
 
 
 def run_configs(
@@ -150,10 +141,9 @@ def run_configs(
 ) -> "Comparison":
     """Run resolved configs, each in a process of its own."""
     from longlens.models.model import check_mixer_builds
-    from longlens.training.many import run_many
 
-    if not configs:
-        raise BadInput("there is nothing to run: name at least one mixer and one seed")
+    if runtime.folder is not None:
+        raise BadInput("folder is for a single run: leave it out")
     for config in configs:
         check_mixer_builds(config.task, config.mixer, config.model)
     if any(_is_only_here(config) for config in configs):
@@ -168,16 +158,12 @@ def _is_only_here(config: Config) -> bool:
     return "__main__" in (config.mixer.preset.module, type(config.task).__module__)
 
 
-def _run_here(config: Config, runtime: Runtime) -> "Outcome":
-    from longlens.training.many import Outcome
-    from longlens.training.run import fingerprint, run_folder
-
-    folder = run_folder(config, runtime, fingerprint(config))
+def _run_here(config: Config, runtime: Runtime) -> Outcome:
     try:
         result = train_config(config, runtime)
-    except RunError as error:
-        return Outcome(config, folder, error=str(error))
-    return Outcome(config, folder, dict(result.values), was_there=result.was_there)
+    except (BadInput, RunError) as error:  # does not hide the others
+        return Outcome(config, run_folder(config, runtime, fingerprint(config)), error=str(error))
+    return Outcome(config, result.folder, dict(result.values), was_there=result.was_there)
 
 
 def _resolve(
@@ -203,19 +189,6 @@ def _resolve(
         task = config.task  # made once
         configs.append(config)
     return configs, runtime
-
-
-def _place(field: str, task: str, mixers: list[str]) -> str:
-    """The dotted name of a field of a grid."""
-    for section in ("training", "model", "mixer", "task"):
-        known = section_options(section, task, mixers)
-        if field.removeprefix(f"{section}.") in known and (field.startswith(f"{section}.") or "." not in field):
-            return f"{section}.{field.removeprefix(f'{section}.')}"
-    names = [
-        f"{section}.{option}" for section in ("mixer", "task") for option in section_options(section, task, mixers)
-    ]
-    names += [option for section in ("training", "model") for option in section_options(section, task, mixers)]
-    raise BadInput(f"grid names {field!r}, and there is no such field; {nearest(field, names)}")
 
 
 def _task_name(task: str | Task) -> str:
@@ -272,19 +245,12 @@ class Result:
     def run(self) -> "Run":
         return load_run(self.folder)
 
-    @property
-    def comparison(self) -> "Comparison":
-        """This run as a table of one line."""
-        from longlens.training.many import Outcome
-
-        return Comparison([Outcome(self.config, self.folder, dict(self.values), was_there=self.was_there)])
-
 
 @dataclass(frozen=True)
 class Comparison:
     """Several runs: a table, and what it says."""
 
-    outcomes: "list[Outcome]"
+    outcomes: list[Outcome]
     choose: bool = False  # whether one of them is to be chosen
 
     @property
@@ -314,7 +280,7 @@ class Comparison:
         return "\n".join(choice(self.outcomes) if self.choose else verdict(self.outcomes))
 
     @property
-    def failed(self) -> "list[Outcome]":
+    def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.error is not None]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -345,8 +311,6 @@ class Comparison:
 
 def load_run(folder: Path | str) -> "Run":
     """A run that is there, finished or not."""
-    from longlens.training.run import read_config
-
     return Run(Path(folder), read_config(Path(folder)))
 
 
@@ -360,15 +324,11 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """What ``result.json`` has; None before the run is finished."""
-        from longlens.training.run import read_result
-
         return read_result(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``: losses and evaluations by step."""
-        from longlens.training.run import read_metrics
-
         return read_metrics(self.folder)
 
     def model(self, checkpoint: str = "best", *, device: str = "cpu") -> "Model":
@@ -386,11 +346,8 @@ class Run:
     def predict(
         self, inputs: Sequence[Any], *, checkpoint: str = "best", probabilities: bool = False, batch_size: int = 32
     ) -> np.ndarray:
-        """What the model says about sequences of any lengths: class numbers (or their probabilities), or numbers; for a
-        language model the token that follows each.
-
-        ``inputs`` are sequences of token numbers (L,), or of real numbers (L,) or (L, channels).
-        """
+        """What the model says about sequences of any lengths, (L,) tokens, or (L,) or (L, channels) numbers: class
+        numbers (or their probabilities), or numbers; for a language model the token that follows each."""
         from longlens.training.evaluate import predict
 
         return predict(self.model(checkpoint), inputs, probabilities=probabilities, batch_size=batch_size)

@@ -7,8 +7,6 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +77,18 @@ def default_mode() -> int:
     return 0o666 & ~mask
 
 
-@contextmanager
-def explain_errors(what: str) -> Iterator[None]:
-    """An error of the system becomes a sentence: ``explain_errors("cannot write results.json")``."""
-    try:
-        yield
-    except OSError as error:
-        raise BadInput(f"{what}: {error.strerror or error}") from error
-
-
 def check_out(out: Path | None) -> Path | None:
     """A file that is to be written after long work: refused now if it cannot be. Its folder is made."""
     if out is None:
         return None
-    with explain_errors(f"cannot write {out}"):
+    try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if out.is_dir():
-            raise BadInput(f"out must be a file, and {out} is a folder")
         if out.exists() and not out.is_file():  # a device, as /dev/null, would be replaced
-            raise BadInput(f"out must be a file, and {out} is a device or a pipe")
-        if not os.access(out if out.exists() else out.parent, os.W_OK):
-            raise BadInput(f"cannot write {out}: permission denied")
+            raise BadInput(f"out must be a file, and {out} is a {'folder' if out.is_dir() else 'device or a pipe'}")
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror or error}") from None
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise BadInput(f"cannot write {out}: permission denied")
     return out
 
 

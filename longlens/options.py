@@ -131,15 +131,10 @@ class Options:
 def nearest(given: str, known: Iterable[str]) -> str:
     """The end of an error sentence about an unknown name."""
     known = list(known)
-    close = close_names(given, known)
+    close = difflib.get_close_matches(given, known, n=2)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"choose from {', '.join(known)}" if known else "there is none"
-
-
-def close_names(given: str, known: Iterable[str]) -> list[str]:
-    """Those that a slip of the finger may have meant."""
-    return difflib.get_close_matches(given, list(known), n=2)
 
 
 def allowed(hint: Any) -> str:
@@ -179,19 +174,15 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, *, in_list: bool = False) -> Any:
     """A value, or a list of them, without the classes of other packages: paths are texts, and numbers of numpy numbers.
     In a list, True is a text: it is no number, though pydantic takes it for 1."""
-    if isinstance(value, list | tuple):
-        return [str(entry) if isinstance(entry, bool) else _plain_entry(entry) for entry in value]
-    return _plain_entry(value)
-
-
-def _plain_entry(value: Any) -> Any:
+    if isinstance(value, list | tuple) and not in_list:
+        return [_plain(entry, in_list=True) for entry in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, int | float | str):
-        return value
+        return str(value) if in_list and isinstance(value, bool) else value
     if isinstance(value, numbers.Integral):
         return int(value)
     return float(value) if isinstance(value, numbers.Real) else value

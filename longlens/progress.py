@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # rich is imported when there is something to show
@@ -31,7 +33,7 @@ def progress(
     from rich.progress import Progress
 
     console = console or Console(stderr=True)
-    if console.is_terminal or console.is_jupyter:
+    if console.is_terminal or (console.is_jupyter and find_spec("ipywidgets")):  # without which a notebook has no bars
         columns = _columns(unit, 24 if console.width >= WIDE else 10)
         with Progress(*columns, console=console, transient=True, expand=True) as bar:
             task = bar.add_task(title, total=total or None, completed=start, note="")
@@ -45,7 +47,7 @@ def progress(
             if now - last >= EVERY:
                 last = now
                 left = (now - began) / max(count - start, 1) * (total - count)
-                known = (f" of {total:,}", f"{_clock(left)} left") if total else ("", "")
+                known = (f" of {total:,}", f"{timedelta(seconds=round(left))} left") if total else ("", "")
                 parts = [f"{title}: {count:,}{known[0]} {unit}".rstrip(), note, known[1]]
                 print(" · ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
@@ -70,9 +72,3 @@ def _columns(unit: str, width: int) -> "list[ProgressColumn]":
         progress.TimeRemainingColumn(compact=True, table_column=fixed),
         progress.TextColumn("{task.fields[note]}", markup=False, table_column=note),
     ]
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib import import_module, metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import longlens.options
@@ -71,6 +72,9 @@ class Registry(Generic[_Entry]):
         return self.entries[name]
 
 
+_begun: list[bool] = []
+
+
 def added_modules() -> list[str | Path]:
     """The modules or files that ``LONGLENS_IMPORT`` names, separated by commas."""
     names = filter(None, os.environ.get("LONGLENS_IMPORT", "").split(","))
@@ -92,17 +96,23 @@ def import_added() -> None:
         raise
 
 
-_begun: list[bool] = []
-
-
 def _import(added: str | Path, where: str) -> None:
-    if not _exists(added):
+    try:
+        is_there = added.is_file() if isinstance(added, Path) else find_spec(added) is not None
+    except ModuleNotFoundError as error:
+        if not str(added).startswith(error.name or " "):  # it is something that the package needs
+            raise
+        is_there = False
+    if not is_there:
         raise BadInput(f"{where} names {added}, and there is no such {'module' if isinstance(added, str) else 'file'}")
     try:
         if isinstance(added, str):
             import_module(added)
         else:
-            _import_file(added)
+            name = f"longlens_added_{added.stem}"
+            while name in sys.modules and sys.modules[name].__file__ != str(added):  # of the same name, elsewhere
+                name += "_"
+            import_file(added, name)
     except LongLensError as error:
         raise type(error)(f"{added}: {error}") from None
     except Exception:
@@ -110,26 +120,14 @@ def _import(added: str | Path, where: str) -> None:
         raise
 
 
-def _exists(added: str | Path) -> bool:
-    if isinstance(added, Path):
-        return added.is_file()
-    try:
-        return find_spec(added) is not None
-    except ModuleNotFoundError as error:
-        if added.startswith(error.name or " "):  # its package; otherwise something that the package needs
-            return False
-        raise
-
-
-def _import_file(file: Path) -> None:
-    name = f"longlens_added_{file.stem}"
-    while name in sys.modules and sys.modules[name].__file__ != str(file):  # one of the same name in another folder
-        name += "_"
+def import_file(file: Path, name: str) -> ModuleType:
+    """The module of a file, under a name by which no import would find it."""
     spec = spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def foreign_source(chosen: type) -> str:
@@ -146,34 +144,30 @@ def foreign_source(chosen: type) -> str:
         return "\n".join(f"{code.co_code.hex()} {code.co_consts}" for code in (entry.__code__ for entry in functions))
 
 
-SIGNATURE_NAMES = vars(typing) | vars(longlens.options) | {"math": math, "Path": Path}
-"""What a signature that is read this way may refer to."""
-
-
 def read_skeleton(
     module: str, wanted: Callable[[ast.ClassDef | ast.FunctionDef], bool], names: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The wanted classes and functions of a module, with empty bodies, by their names.
-
-    A class has its decorators, its docstring and its ``__init__``, and an attribute ``__skeleton__``. ``names`` are
-    what decorators and defaults refer to.
-    """
+    """The wanted classes and functions of a module, with empty bodies, by their names. A class has its decorators,
+    docstring, ``__init__`` and ``causal``, and an attribute ``__skeleton__``. Signatures refer to typing, math, Path
+    and ``longlens.options``; ``names`` are what decorators and defaults refer to besides."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     found: list[ast.stmt] = []
     for node in ast.parse(Path(spec.origin).read_text()).body:
         if isinstance(node, ast.ClassDef) and wanted(node):
-            (initialize,) = (
-                part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-            )
-            mark = ast.parse("__skeleton__ = True").body
-            node.bases, node.body = [], [*_docstring(node), *mark, _empty(initialize)]
+            body = [*_docstring(node), *ast.parse("__skeleton__ = True").body]
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                    body.append(_empty(part))
+                elif isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "causal":
+                    body.append(part)
+            node.bases, node.body = [], body
             found.append(node)
         elif isinstance(node, ast.FunctionDef) and wanted(node):
             node.decorator_list = []
             found.append(_empty(node))
-    known = SIGNATURE_NAMES | dict(names) | {"__name__": module}
+    known = vars(typing) | vars(longlens.options) | {"math": math, "Path": Path, **names, "__name__": module}
     tree = ast.fix_missing_locations(ast.Module(found, []))
     exec(compile(tree, f"<signatures of {module}>", "exec"), known)
     return {node.name: known[node.name] for node in found if isinstance(node, ast.ClassDef | ast.FunctionDef)}
@@ -183,8 +177,7 @@ def _empty(function: ast.FunctionDef) -> ast.FunctionDef:
     for argument in (*function.args.args, *function.args.kwonlyargs):
         if argument.annotation is not None and "torch" in ast.unparse(argument.annotation):
             argument.annotation = None
-    function.body = [*_docstring(function), ast.Pass()]
-    function.returns = None
+    function.body, function.returns = [*_docstring(function), ast.Pass()], None
     return function
 
 

@@ -334,6 +334,27 @@ def test_a_run_that_fails_stops_no_other(in_process):
     assert "failed" in table.to_markdown()
 
 
+def test_a_run_whose_folder_is_damaged_hides_no_other(in_process):
+    (damaged,) = compare("atomic-cumsum", ["las"], **TINY).outcomes
+    (damaged.folder / "result.json").write_text("{}")
+    table = compare("atomic-cumsum", ["las", "s4d"], **TINY)
+    assert [row["error"] is None for row in table.rows] == [False, True]
+    assert "result.json is not as it was written" in table.rows[0]["error"]
+    assert table.failed[0].folder == damaged.folder
+    with pytest.raises(BadInput, match="folder is for a single run"):
+        compare("atomic-cumsum", ["las", "s4d"], folder="one", **TINY)
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("function", [train, compare])
+def test_logs_that_cannot_be_written_are_refused_before_anything_is(function, package, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    options = TINY | {package: "project" if package == "wandb" else True}
+    with pytest.raises(BadInput, match=rf"{package} is not installed: pip install 'longlens\[{package}\]'"):
+        function("atomic-cumsum", **options)
+    assert not list(here.iterdir())
+
+
 def test_a_sweep_is_chosen_on_validation(in_process):
     table = sweep("atomic-cumsum", grid={"lr": [1e-3, 1e-1], "mixer.window": [3, 5]}, **TINY)
     assert len(table.rows) == 4

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from longlens.errors import BadInput
-from longlens.files import check_out, explain_errors, read_json, sha256, write_atomic, write_json
+from longlens.files import check_out, read_json, sha256, write_atomic, write_json
 
 
 def test_a_file_is_written_whole(tmp_path):
@@ -84,14 +84,6 @@ def test_a_missing_file_is_its_own_error(tmp_path):
 def test_a_checksum(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_errors_of_the_system_are_sentences():
-    with (
-        pytest.raises(BadInput, match=r"^cannot write x: No such file or directory$"),
-        explain_errors("cannot write x"),
-    ):
-        os.stat("/no/such/file")
 
 
 def test_where_results_go(tmp_path):

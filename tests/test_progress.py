@@ -1,7 +1,9 @@
 """Progress on a terminal of any width, and elsewhere."""
 
 import io
-import time
+import re
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -18,8 +20,9 @@ def shown(width: int, title: str, total: int, unit: str, count: int, note: str =
     console = Console(file=out, width=width, force_terminal=True, color_system=None)
     with progress(title, total, unit, console=console) as done:
         done(count, note)
-        time.sleep(0.15)
-    return [line for line in out.getvalue().replace("\x1b", "\n").splitlines() if title[:5] in line][-1]
+    lines = [line for line in re.split(r"\x1b\[\??\d*\w|[\r\n]", out.getvalue()) if line]
+    assert max(map(len, lines)) <= width, "a line that is too long would be drawn over two"
+    return [line for line in lines if title[:5] in line][-1]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -44,3 +47,25 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("listops: 1,000 of 4,000 samples · well · 0:0")
     assert second == "downloading x: 1,000 bytes"
+
+
+def test_a_notebook_without_widgets_has_lines(capsys, monkeypatch, recwarn):
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with progress("listops", 4000, "samples", console=Console(force_jupyter=True)) as done:
+        done(1000)
+    said = capsys.readouterr()
+    assert said.err.startswith("listops: 1,000 of 4,000 samples")
+    assert said.out == ""
+    assert not recwarn
+
+
+def test_a_notebook_with_widgets_has_a_bar(monkeypatch):
+    modules = {name: MagicMock() for name in ("ipywidgets", "IPython", "IPython.display")}
+    for name, fake in modules.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setattr(module, "find_spec", lambda name: name == "ipywidgets")
+    with progress("las on text8", 10, "steps", console=Console(force_jupyter=True, width=80)) as done:
+        done(3, NOTE)
+    assert modules["IPython.display"].display.called
+    assert modules["ipywidgets"].Output.called

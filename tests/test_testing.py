@@ -15,7 +15,7 @@ from longlens.cli import main
 from longlens.cli.check import check as check_command
 from longlens.errors import BadInput
 from longlens.mixers.registry import REGISTRY, choose_mixer, find_mixer, register
-from longlens.models.probe import ROUNDING, change_by_future, claims_causal
+from longlens.models.model import ROUNDING, change_by_future, claims_causal
 from longlens.testing import (
     TWO_PROCESSES,
     Check,

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,25 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.bench.measure import check_given, peak_memory, time_interleaved, write_result
-from longlens.bench.split import SplitSheet
-from longlens.files import check_out
+from longlens.bench.measure import Passes, Row, begin, make_table, passes, peak_memory, time_interleaved, write_result
 from longlens.mixers.las import LaSAttention
-from longlens.ops.checks import AttentionOptions
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import smooth_values
 from longlens.options import NonNegative, Odd, Size
 from longlens.progress import progress
-from longlens.reports.sheet import Column, Sheet
-from longlens.training.distributed import choose_device
+from longlens.reports.sheet import Sheet
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MEASURES = {  # what is measured: the name of its column, the factor to its unit, and how it is shown
-    "forward_s": ("forward", 1e3, "{:,.2f} ms"),
-    "forward_backward_s": ("both", 1e3, "{:,.2f} ms"),
-    "forward_peak_bytes": ("memory, forward", 2.0**-20, "{:,.1f} MiB"),
-    "forward_backward_peak_bytes": ("memory, both", 2.0**-20, "{:,.1f} MiB"),
+MEASURES = ("forward_s", "forward_backward_s", "forward_peak_bytes", "forward_backward_peak_bytes")
+COLUMNS = {
+    "L": "{length:,}",
+    "attention": "{name}",
+    "forward": "{forward_ms:,.2f} ms ×{forward_ratio:.2f}",
+    "both": "{forward_backward_ms:,.2f} ms ×{forward_backward_ratio:.2f}",
+    "memory, forward": "{forward_mib:,.1f} MiB ×{forward_peak_ratio:.2f}",
+    "memory, both": "{forward_backward_mib:,.1f} MiB ×{forward_backward_peak_ratio:.2f}",
 }
 
 
@@ -67,106 +65,66 @@ def bench_attention(
         dtype: Data type of the inputs.
         out: JSON file to write the figures and the environment to.
     """
-    check_given(lengths=lengths, head_dims=head_dims, groups=groups)
-    where = choose_device(device)
-    check_out(out)
+    where = begin(device, out, lengths=lengths, head_dims=head_dims, groups=groups)
     settings = {"heads": heads, "batch": batch, "window": window, "max_rate": max_rate, "chunk_size": chunk_size}
     settings |= {"device": where.type, "dtype": dtype, "rounds": rounds}
-    rows: list[dict[str, Any]] = []
+    options = {"max_rate": max_rate, "window": window, "device": where, "dtype": DTYPES[dtype]}
+    rows: list[Row] = []
     said: list[str] = []
-    turns = count()
-    with progress("attention", len(head_dims) * len(lengths) * len(groups)) as done:
-        for head_dim in head_dims:
-            options = {"max_rate": max_rate, "window": window, "device": where, "dtype": DTYPES[dtype]}
+    cells = list(product(head_dims, lengths, groups))
+    with progress("attention", len(cells)) as done:
+        for count, (head_dim, length, group) in enumerate(cells):
+            note = f"d = {head_dim}, L = {length:,}, {group}"
+            done(count, note)
             layer = LaSAttention(heads * head_dim, heads, **options)
-            for length in lengths:
-                for group in groups:
-                    on_turn = partial(done, next(turns), f"d = {head_dim}, L = {length:,}, {group}")
-                    on_turn()
-                    measured = _measure(
-                        _candidates(group, layer, batch, length, chunk_size, flex), rounds, where, on_turn
-                    )
-                    rows += [{"group": group, "length": length, "head_dim": head_dim} | cell for cell in measured]
-                # After each length, so that nothing is lost when it is interrupted.
-                said = write_result(out, where, {"settings": settings, "rows": rows})
+            candidates = _candidates(group, layer, batch, length, chunk_size, flex)
+            about = {"group": group, "length": length, "head_dim": head_dim}
+            measured = _measure(candidates, rounds, where, lambda _, now=(count, note): done(*now))
+            rows += [about | row for row in measured]
+            # After each group, so that nothing is lost when it is interrupted.
+            said = write_result(out, where, settings=settings, rows=rows)
     about = f"batch {batch}, {dtype}"
     tables = [_table(f"{heads} heads of {d}, {about}", [r for r in rows if r["head_dim"] == d]) for d in head_dims]
     return [*tables, *said]
 
 
-@dataclass
-class Candidate:
-    """A function of tensors to measure, or the reason why it is not."""
-
-    name: str
-    function: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...]
-    parameters: tuple[Tensor, ...] = ()
-    has_backward: bool = True
-    skipped: str | None = None
-
-    def forward(self) -> None:
-        with torch.no_grad():
-            self.function(*self.inputs)
-
-    def forward_backward(self) -> None:
-        leaves = [x.requires_grad_() for x in (*self.inputs, *self.parameters)]
-        output = self.function(*self.inputs)
-        torch.autograd.grad(output, leaves, torch.ones_like(output))
-        for x in self.inputs:
-            x.requires_grad_(False)
-
-
 def _candidates(
-    group: str, layer: LaSAttention, batch: int, length: int, chunk_size: int, flex: bool
-) -> list[Candidate]:
-    """What a group compares, for the sizes of a layer; the first is what the others are compared with."""
-    weight, heads = layer.in_proj.weight, layer.num_heads
-    if group == "layer":
-        return _layer(layer, torch.randn(batch, length, layer.embed_dim, device=weight.device, dtype=weight.dtype))
-    shape = (batch, heads, length, layer.embed_dim // heads)
-    inputs = tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(3))
-    if group == "chunk":
-        return _chunk(layer, inputs, chunk_size)
-    options: AttentionOptions = {"decay": layer.rates, "smoothing": layer.window}
-    skipped = _too_large(batch * heads * length**2, weight.device)
-    formula = Candidate("las formula", partial(las_attention_reference, **options), inputs, skipped=skipped)
-    return [
-        Candidate("sdpa", partial(F.scaled_dot_product_attention, is_causal=True), inputs),
-        Candidate("las", partial(las_attention, **options), inputs),
-        formula,
-        Candidate("las linear", partial(las_attention, **options, backend="linear"), inputs),
-        *([_flex(layer, inputs)] if flex else []),
-    ]
+    group: str, layer: LaSAttention, batch: int, length: int, size: int, flex: bool
+) -> dict[str, Passes | str]:
+    """What a group compares, or why it is not measured; the first is what the others are compared with."""
+    weight, heads, dim = layer.in_proj.weight, layer.num_heads, layer.embed_dim // layer.num_heads
+    draw = partial(torch.randn, device=weight.device, dtype=weight.dtype)
+    las = partial(las_attention, decay=layer.rates, smoothing=layer.window)
+    sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
 
+    def plain_layer(x: Tensor) -> Tensor:
+        query, key, value = layer.in_proj(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        return layer.out_proj(sdpa(query, key, value).transpose(1, 2).flatten(2))
 
-def _chunk(layer: LaSAttention, inputs: tuple[Tensor, ...], size: int) -> list[Candidate]:
-    """The operator in chunks; plain attention gets them as a view, without a copy."""
-    shape = inputs[0].shape
-    if shape[2] <= size or shape[2] % size != 0:
-        return []
-
-    def plain(*inputs: Tensor) -> Tensor:
+    def plain_chunks(*inputs: Tensor) -> Tensor:  # as a view, without a copy
         query, key, value = (x.unflatten(2, (-1, size)).flatten(1, 2) for x in inputs)
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True).view(shape)
+        return sdpa(query, key, value).view(inputs[0].shape)
 
-    las = partial(las_attention, decay=layer.rates, smoothing=layer.window, chunk_size=size)
-    return [Candidate(f"sdpa, chunks of {size}", plain, inputs), Candidate(f"las, chunks of {size}", las, inputs)]
+    if group == "layer":
+        x, parameters = [draw(batch, length, layer.embed_dim)], list(layer.parameters())
+        return {"sdpa layer": passes(plain_layer, x, parameters), "las layer": passes(layer, x, parameters)}
+    inputs = [draw(batch, heads, length, dim) for _ in range(3)]
+    if group == "chunk" and (length <= size or length % size):
+        return {}
+    if group == "chunk":
+        plain, ours = passes(plain_chunks, inputs), passes(partial(las, chunk_size=size), inputs)
+        return {f"sdpa, chunks of {size}": plain, f"las, chunks of {size}": ours}
+    formula = partial(las_attention_reference, decay=layer.rates, smoothing=layer.window)
+    found: dict[str, Passes | str] = {
+        "sdpa": passes(sdpa, inputs),
+        "las": passes(las, inputs),
+        "las formula": _too_large(batch * heads * length**2, weight.device) or passes(formula, inputs),
+        "las linear": passes(partial(las, backend="linear"), inputs),
+    }
+    return found | ({"las on flex": _flex(layer, inputs)} if flex else {})
 
 
-def _layer(layer: LaSAttention, x: Tensor) -> list[Candidate]:
-    """The whole layer with its projections, and the same layer on plain attention."""
-
-    def plain(x: Tensor) -> Tensor:
-        query, key, value = layer.in_proj(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return layer.out_proj(attended.transpose(1, 2).flatten(2))
-
-    parameters = tuple(layer.parameters())
-    return [Candidate("sdpa layer", plain, (x,), parameters), Candidate("las layer", layer, (x,), parameters)]
-
-
-def _flex(layer: LaSAttention, inputs: tuple[Tensor, ...]) -> Candidate:
+def _flex(layer: LaSAttention, inputs: list[Tensor]) -> Passes | str:
     """The same by FlexAttention: compiled for each length, on CPU without a backward."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -182,34 +140,12 @@ def _flex(layer: LaSAttention, inputs: tuple[Tensor, ...]) -> Candidate:
         smoothed = value if layer.window is None else smooth_values(value, layer.window)
         return compiled(query, key, smoothed, score_mod=decay, block_mask=mask)
 
-    candidate = Candidate("las on flex", function, inputs, has_backward=device.type != "cpu")
+    jobs = passes(function, inputs)
     try:
-        candidate.forward()
+        jobs["forward"]()
     except Exception as error:  # no compiler, or a shape that it does not take: say so, and measure the others
-        candidate.skipped = f"does not run here: {str(error).splitlines()[0][:60]}"
-    return candidate
-
-
-def _measure(
-    candidates: list[Candidate], rounds: int, device: torch.device, on_turn: Callable[[], object]
-) -> list[dict[str, Any]]:
-    """Time and memory of the candidates of a group, and their ratios to the first one."""
-    running = [candidate for candidate in candidates if candidate.skipped is None]
-    cells: list[dict[str, Any]] = [{"name": candidate.name, "skipped": candidate.skipped} for candidate in candidates]
-    for part, jobs in (
-        ("forward", {c.name: c.forward for c in running}),
-        ("forward_backward", {c.name: c.forward_backward for c in running if c.has_backward}),
-    ):
-        times = time_interleaved(jobs, device, rounds, on_turn=on_turn)
-        for cell in cells:
-            job = jobs.get(cell["name"])
-            cell[f"{part}_s"] = None if job is None else times[cell["name"]].best
-            cell[f"{part}_peak_bytes"] = None if job is None else peak_memory(job, device)
-            on_turn()
-    for measure, cell in product(MEASURES, cells):
-        number, first = cell[measure], cells[0][measure]
-        cell[measure.rpartition("_")[0] + "_ratio"] = number / first if number and first else None
-    return cells
+        return f"does not run here: {str(error).splitlines()[0][:60]}"
+    return jobs if device.type != "cpu" else {"forward": jobs["forward"]}
 
 
 def _too_large(scores: int, device: torch.device) -> str | None:
@@ -222,19 +158,30 @@ def _too_large(scores: int, device: torch.device) -> str | None:
     return f"needs {needed / 2**30:.0f} GiB" if needed > total / 2 else None
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    columns = [Column(name, 1, number=True) for name, _, _ in MEASURES.values()]
-    table = SplitSheet(title, [Column("L", number=True), Column("attention"), *columns])
-    for row in rows:
-        table.rows.append([f"{row['length']:,}", row["name"], *(_with_ratio(row, measure) for measure in MEASURES)])
-    table.notes.append("both: forward and backward. ×: relative to the first line of each group; best of all rounds.")
-    table.notes += [f"{row['name']} at L = {row['length']:,}: {row['skipped']}" for row in rows if row["skipped"]]
-    return table
+def _measure(
+    candidates: dict[str, Passes | str], rounds: int, device: torch.device, on_turn: Callable[[int], object]
+) -> list[Row]:
+    """Time and memory of the candidates of a group, and their ratios to the first one."""
+    running = {name: jobs for name, jobs in candidates.items() if not isinstance(jobs, str)}
+    rows: list[Row] = [{"name": name, "skipped": None if name in running else why} for name, why in candidates.items()]
+    for part in ("forward", "forward_backward"):
+        jobs = {name: found[part] for name, found in running.items() if part in found}
+        seconds = time_interleaved(jobs, device, rounds, on_turn=on_turn)
+        for row in rows:
+            job = jobs.get(row["name"])
+            row[f"{part}_s"] = seconds.get(row["name"])
+            row[f"{part}_peak_bytes"] = None if job is None else peak_memory(job, device)
+    for measure, row in product(MEASURES, rows):
+        number, first = row[measure], rows[0][measure]
+        row[measure.rpartition("_")[0] + "_ratio"] = number / first if number and first else None
+    return rows
 
 
-def _with_ratio(row: dict[str, Any], measure: str) -> str:
-    (_, factor, form), number = MEASURES[measure], row[measure]
-    if number is None:
-        return "–"
-    ratio = row[measure.rpartition("_")[0] + "_ratio"]
-    return form.format(number * factor) + ("" if ratio is None else f" ×{ratio:.2f}")
+def _table(title: str, rows: list[Row]) -> Sheet:
+    note = "both: forward and backward. ×: relative to the first line of each group; best of all rounds."
+    skipped = [f"{row['name']} at L = {row['length']:,}: {row['skipped']}" for row in rows if row["skipped"]]
+    shown = [dict(row) for row in rows]
+    for row, part in product(shown, ("forward", "forward_backward")):
+        if row[f"{part}_s"] is not None:
+            row[f"{part}_ms"], row[f"{part}_mib"] = 1e3 * row[f"{part}_s"], row[f"{part}_peak_bytes"] / 2**20
+    return make_table(title, shown, COLUMNS, note, *skipped)

@@ -3,25 +3,20 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
-from longlens.bench.measure import check_given, make_table, write_result
+from longlens.bench.measure import Row, begin, make_table, write_result
 from longlens.errors import BadInput
-from longlens.files import check_out
-from longlens.models.heads import loss_sum
-from longlens.models.model import create_model
+from longlens.models.model import create_model, loss_sum
 from longlens.options import REQUIRED, Size, options_of
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
-from longlens.tasks.base import StoredTask, Task, create_task, find_task, list_tasks
-from longlens.tasks.generated import GeneratedTask
+from longlens.tasks.base import GeneratedTask, StoredTask, Task, create_task, find_task, list_tasks
 
 GENERATED = (400, 100, 100)  # samples of a generated set, unless a batch needs more
 TOKENS = 65_536  # in a batch, at most
@@ -48,16 +43,19 @@ def bench_data(
         rounds: Number of repetitions; the best of a generator counts, and the median of loading.
         out: JSON file to write the figures and the environment to.
     """
-    check_given(tasks=tasks)
     names = list_tasks() if tasks is None else tasks
     for name in names:
         find_task(name)
     if source is not None and not source.is_dir():
         raise BadInput(f"source must be a folder, got {source}")
-    check_out(out)
-    rows: list[dict[str, Any]] = []
+    where = begin("cpu", out, tasks=tasks)
+    rows: list[Row] = []
     missing: dict[str, list[str]] = {}  # tasks by the reason why they are not measured
-    with _temporary_home(), progress("data", len(names), "tasks") as done:
+    with (
+        tempfile.TemporaryDirectory(prefix="longlens-bench-") as home,
+        mock.patch.dict(os.environ, LONGLENS_HOME=home),
+        progress("data", len(names), "tasks") as done,
+    ):
         for count, name in enumerate(names):
             done(count, name)
             try:
@@ -66,11 +64,10 @@ def bench_data(
             except BadInput as error:
                 missing.setdefault(str(error), []).append(name)
     notes = [f"{', '.join(tasks)}: not measured: {reason}" for reason, tasks in missing.items()]
-    said = write_result(out, torch.device("cpu"), {"rows": rows})
-    return [*([_table(rows)] if rows else []), *notes, *said]
+    return [*([_table(rows)] if rows else []), *notes, *write_result(out, where, rows=rows)]
 
 
-def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tuple[Task, dict[str, Any]]:
+def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tuple[Task, Row]:
     """A task whose data is there, and how long that takes. BadInput says why it is not."""
     options = options_of(find_task(name))
     if needed := [option.name for option in options.values() if option.default is REQUIRED]:
@@ -93,7 +90,7 @@ def _prepare(name: str, source: Path | None, batch_size: int, rounds: int) -> tu
         return other, _measure_import(other, source) | {"stand_in": True}
 
 
-def _measure_import(task: StoredTask, source: Path) -> dict[str, Any]:
+def _measure_import(task: StoredTask, source: Path) -> Row:
     """Seconds to import a set from the folder below ``source`` that has its name."""
     data = str(task.identity().get("data", ""))
     names = {name.replace("-", "").lower() for name in (task.name, data)}
@@ -106,7 +103,7 @@ def _measure_import(task: StoredTask, source: Path) -> dict[str, Any]:
     return {"import_seconds": time.perf_counter() - start}
 
 
-def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
+def _measure_generator(task: Task, rounds: int) -> Row:
     """Samples a second of one process."""
     rates = []
     for index in range(rounds):
@@ -119,7 +116,7 @@ def _measure_generator(task: Task, rounds: int) -> dict[str, Any]:
     return {"generated_per_second": max(rates)}
 
 
-def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
+def _measure_loader(task: Task, batch_size: int, rounds: int) -> Row:
     """Milliseconds to load a batch and to train on it, turn by turn."""
     spec = task.spec
     room = LOGITS // spec.outputs if spec.head == "language" else TOKENS
@@ -149,35 +146,16 @@ def _measure_loader(task: Task, batch_size: int, rounds: int) -> dict[str, Any]:
     return row | {"load_ms": 1e3 * median(loading), "train_ms": 1e3 * median(training)}
 
 
-def _table(rows: list[dict[str, Any]]) -> Sheet:
-    columns = {
-        "task": lambda row: row["name"] + ("*" if "stand_in" in row else ""),
-        "made": lambda row: (
-            f"{row['generated_per_second']:,.0f} / s"
-            if "generated_per_second" in row
-            else f"{row['import_seconds']:.1f} s"
-        ),
-        "batch × L": lambda row: f"{row['batch']} × {row['length']:,}",
-        "load": lambda row: f"{row['load_ms']:.2f} ms",
-        "train": lambda row: f"{row['train_ms']:,.0f} ms",
-        "ratio": lambda row: f"{100 * row['load_ms'] / row['train_ms']:.1f} %",
-    }
-    table = make_table("making a set, loading a batch of it, training on the batch", rows, columns)
-    note = "made: samples a second that one core generates, or seconds to import the set. ratio: load / train."
-    table.notes.append(note)
+def _table(rows: list[Row]) -> Sheet:
+    columns = {"task": "{name}", "made": "{made}", "batch × L": "{batch} × {length:,}"}
+    columns |= {"load": "{load_ms:.2f} ms", "train": "{train_ms:,.0f} ms", "ratio": "{ratio:.1%}"}
+    notes = ["made: samples a second that one core generates, or seconds to import the set. ratio: load / train."]
+    shown = []
+    for row in rows:
+        rate, ratio = row.get("generated_per_second"), row["load_ms"] / row["train_ms"]
+        made = f"{row['import_seconds']:.1f} s" if rate is None else f"{rate:,.0f} / s"
+        mark = "*" if "stand_in" in row else ""
+        shown.append(row | {"name": row["name"] + mark, "made": made, "ratio": ratio})
     if any("stand_in" in row for row in rows):
-        table.notes.append("*: a stand-in, or a part of the set, and not the set itself.")
-    return table
-
-
-@contextmanager
-def _temporary_home() -> Iterator[None]:
-    before = os.environ.get("LONGLENS_HOME")
-    with tempfile.TemporaryDirectory(prefix="longlens-bench-") as folder:
-        os.environ["LONGLENS_HOME"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("LONGLENS_HOME")
-            if before is not None:
-                os.environ["LONGLENS_HOME"] = before
+        notes.append("*: a stand-in, or a part of the set, and not the set itself.")
+    return make_table("making a set, loading a batch of it, training on the batch", shown, columns, *notes)

@@ -4,26 +4,22 @@ Forward and backward of one layer, all layers in turn, at equal width and length
 """
 
 from collections.abc import Callable
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from longlens.bench.measure import Job, check_given, peak_memory, time_interleaved, write_result
-from longlens.bench.split import SplitSheet
-from longlens.files import check_out
+from longlens.bench.measure import Job, Row, begin, make_table, passes, peak_memory, time_interleaved, write_result
 from longlens.mixers.common import check_heads
 from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
 from longlens.models.model import count_parameters
 from longlens.options import Size
 from longlens.progress import progress
-from longlens.reports.sheet import Column, Sheet
-from longlens.training.distributed import choose_device
+from longlens.reports.sheet import Sheet
 
 BASELINE = "transformer"
-Row = dict[str, Any]
 
 
 def bench_layers(
@@ -49,18 +45,18 @@ def bench_layers(
         device: Device to measure on; auto is a GPU if there is one.
         out: JSON file to write the figures and the environment to.
     """
-    check_given(mixers=mixers, lengths=lengths)
     check_heads(width, heads)
     names = tuple(dict.fromkeys([BASELINE, *(list_mixers() if mixers is None else mixers)]))
     for name in names:
         find_mixer(name)
-    where = choose_device(device)
-    check_out(out)
+    where = begin(device, out, mixers=mixers, lengths=lengths)
     rows = _measure(names, sorted(set(lengths)), width, heads, batch, rounds, where)
     about = f"width {width}, batch {batch}"
     size = {"width": width, "heads": heads, "batch": batch}
-    said = write_result(out, where, {"size": size, "rounds": rounds, "rows": rows})
-    return [_time_table(rows, about), _memory_table(rows, about), *said]
+    said = write_result(out, where, size=size, rounds=rounds, rows=rows)
+    more = {"2L": "×{growth:.2f}"} if growth(rows, BASELINE) else {}
+    times = _table(f"time of forward and backward, {about}", rows, _time, *NOTES[: 1 + len(more)], **more)
+    return [times, _table(f"peak memory, {about}", rows, _memory, NOTES[2]), *said]
 
 
 def heads_of(name: str, heads: int) -> dict[str, Any]:
@@ -71,10 +67,8 @@ def heads_of(name: str, heads: int) -> dict[str, Any]:
 def forward_backward(layer: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Job:
     """A job: the outputs of a layer, or of any module (B, L, D) -> (B, L, D), and all gradients."""
     torch.manual_seed(1)
-    x = torch.randn(shape, device=device, requires_grad=True)
-    weight = torch.randn_like(x)
-    leaves = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
-    return lambda: torch.autograd.grad(layer(x), leaves, weight, allow_unused=True)
+    learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    return passes(layer, [torch.randn(shape, device=device)], learned)["forward_backward"]
 
 
 def _measure(
@@ -87,15 +81,15 @@ def _measure(
         mixer = choose_mixer(name, **heads_of(name, heads))
         layers[name, length] = mixer.build(width, max_length=length, device=device)
     jobs = {key: forward_backward(layer, (batch, key[1], width), device) for key, layer in layers.items()}
-    rows, turns = [], count(1)
+    rows: list[Row] = []
     with progress("layers", len(jobs) * (rounds + 1)) as done:
-        timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)), long=10.0)
+        seconds = time_interleaved(jobs, device, rounds, on_turn=done, long=10.0)
         for (name, length), layer in layers.items():
             traits = find_mixer(name).traits
             row = {"mixer": name, "length": length, "parameters": count_parameters(layer)}
-            row |= {"cost": None if traits is None else traits.cost, "seconds": timings[name, length].best}
+            row |= {"cost": None if traits is None else traits.cost, "seconds": seconds[name, length]}
             rows.append(row | {"bytes": peak_memory(jobs[name, length], device)})
-            done(next(turns), "memory")
+            done(len(jobs) * rounds + len(rows), "memory")
     return rows
 
 
@@ -106,42 +100,31 @@ def growth(rows: list[Row], mixer: str, least: int = 4096) -> float | None:
     return max(doublings, default=None)
 
 
-def _time_table(rows: list[Row], about: str) -> Sheet:
-    def cell(row: Row, plain: Row) -> str:
-        return f"{1e3 * row['seconds']:,.1f} ms ×{_short(plain['seconds'] / row['seconds'])}"
-
-    table = _table(f"time of forward and backward, {about}", rows, cell)
-    table.notes.append("×: how many times as fast as the first line.")
-    grows = [growth(rows, row[0]) for row in table.rows]
-    if any(grows):
-        table.columns.append(Column("2L", 1, number=True))
-        for row, value in zip(table.rows, grows, strict=True):
-            row.append(f"×{value:.2f}")
-        table.notes.append("2L: by how much the time grows when L doubles, at most, from 4,096 on.")
-    return table
+def _table(title: str, rows: list[Row], cell: Callable[[Row, Row], str], *notes: str, **columns: str) -> Sheet:
+    """A line for each layer and a column for each length, in which a cell shows a row beside that of attention."""
+    plain = {row["length"]: row for row in rows if row["mixer"] == BASELINE}
+    lines: dict[str, Row] = {}
+    for row in rows:
+        shown = {f"at_{row['length']}": cell(row, plain[row["length"]]), "growth": growth(rows, row["mixer"])}
+        lines.setdefault(row["mixer"], {}).update(row | shown)
+    columns = {f"{length:,}": f"{{at_{length}}}" for length in plain} | columns
+    return make_table(title, lines.values(), {"layer": "{mixer}", "parameters": "{parameters:,}", **columns}, *notes)
 
 
-def _memory_table(rows: list[Row], about: str) -> Sheet:
-    def cell(row: Row, plain: Row) -> str:
-        return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / max(plain['bytes'], 1))}"
-
-    table = _table(f"peak memory, {about}", rows, cell)
-    note = "×: relative to the first line. What a layer holds beyond its inputs and parameters, at its peak."
-    table.notes.append(note)
-    return table
+def _time(row: Row, plain: Row) -> str:
+    return f"{1e3 * row['seconds']:,.1f} ms ×{_short(plain['seconds'] / row['seconds'])}"
 
 
-def _table(title: str, rows: list[Row], cell: Callable[[Row, Row], str]) -> Sheet:
-    """A line for each layer and a column for each length."""
-    found = {(row["mixer"], row["length"]): row for row in rows}
-    lengths = sorted({row["length"] for row in rows})
-    columns = [Column("parameters", 1, number=True), *(Column(f"{length:,}", 1, number=True) for length in lengths)]
-    table = SplitSheet(title, [Column("layer"), *columns])
-    for mixer in dict.fromkeys(row["mixer"] for row in rows):
-        cells = [cell(found[mixer, length], found[BASELINE, length]) for length in lengths]
-        table.rows.append([mixer, f"{found[mixer, lengths[-1]]['parameters']:,}", *cells])
-    return table
+def _memory(row: Row, plain: Row) -> str:
+    return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / max(plain['bytes'], 1))}"
 
 
 def _short(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+
+
+NOTES = (
+    "×: how many times as fast as the first line.",
+    "2L: by how much the time grows when L doubles, at most, from 4,096 on.",
+    "×: relative to the first line. What a layer holds beyond its inputs and parameters, at its peak.",
+)

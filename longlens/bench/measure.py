@@ -1,33 +1,49 @@
-"""Time and memory of functions, fair on a noisy machine."""
+"""What all benchmarks share: candidates measured in turn, tables that are whole at any width, a file of the figures."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+from rich.console import Console, ConsoleOptions
+from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.files import write_json
-from longlens.reports.sheet import Column, Sheet
-from longlens.training.machine import environment
+from longlens.files import check_out, write_json
+from longlens.reports.sheet import Column, Sheet, plain_text
+from longlens.training.machine import choose_device, environment
 
+Device = Literal["auto", "cpu", "cuda"]
 Job = Callable[[], object]
+Passes = dict[str, Job]  # "forward", and "forward_backward" where there is a backward
+Row = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
+NAMES = ("attention", "layer", "model", "package", "task")  # columns of names, not of numbers
 
-@dataclass
-class Timing:
-    """Seconds of one candidate, one entry a round."""
 
-    seconds: list[float] = field(default_factory=list)
+def begin(device: Device, out: Path | None, **lists: tuple[Any, ...] | None) -> torch.device:
+    """The device, unless a list has no value (None stands for all that there are) or ``out`` cannot be written."""
+    for name, values in lists.items():
+        if values is not None and not values:
+            raise BadInput(f"{name} must have at least one value, got none: leave it out for the default")
+    where = choose_device(device)
+    check_out(out)
+    return where
 
-    @property
-    def best(self) -> float:
-        return min(self.seconds)
+
+def passes(function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Iterable[Tensor] = ()) -> Passes:
+    """Two jobs: a function of tensors whose output has the shape of the first, and the same with all gradients."""
+    weight = torch.randn_like(inputs[0])
+    leaves = [x.requires_grad_() for x in (*inputs, *parameters)]
+
+    def forward_backward() -> None:
+        torch.autograd.grad(function(*inputs), leaves, weight, allow_unused=True)
+
+    return {"forward": torch.no_grad()(lambda: function(*inputs)), "forward_backward": forward_backward}
 
 
 def time_interleaved(
@@ -35,30 +51,29 @@ def time_interleaved(
     device: torch.device,
     rounds: int,
     *,
-    on_turn: Callable[[], object] = lambda: None,
+    on_turn: Callable[[int], object] = lambda turn: None,
     short: float = 0.02,
     long: float = 1.0,
-) -> dict[Key, Timing]:
-    """Run all jobs once in turn, and that ``rounds`` times, so that a slow moment of the machine meets all of them.
+) -> dict[Key, float]:
+    """The best seconds of each job. All run once in turn, and that ``rounds`` times, so that a slow moment of the
+    machine meets all of them.
 
     A job of less than ``short`` seconds is repeated within its turn to last so long. One of more than ``long`` seconds
     and five times the fastest takes part in the first round only: its figure need not be precise. ``on_turn`` is called
-    after each turn, for a progress bar.
+    after each turn with the number of turns so far, for a progress bar.
     """
-    timings = {name: Timing() for name in jobs}
+    best: dict[Key, float] = {}
     repeats: dict[Key, int] = {}
     for job in jobs.values():
         job()  # allocators, caches, compilation
-    for current in range(rounds):
-        for name, job in jobs.items():
-            if current == 0:
-                once = _time(job, 1, device)
-                repeats[name] = max(1, min(1000, int(short / max(once, 1e-9))))
-                timings[name].seconds.append(once)
-            elif timings[name].best < max(long, 5 * min(timing.best for timing in timings.values())):
-                timings[name].seconds.append(_time(job, repeats[name], device))
-            on_turn()
-    return timings
+    for turn, (current, name) in enumerate(product(range(rounds), jobs), start=1):
+        if current == 0:
+            best[name] = _time(jobs[name], 1, device)
+            repeats[name] = max(1, min(1000, int(short / max(best[name], 1e-9))))
+        elif best[name] < max(long, 5 * min(best.values())):
+            best[name] = min(best[name], _time(jobs[name], repeats[name], device))
+        on_turn(turn)
+    return best
 
 
 def _time(job: Job, repeats: int, device: torch.device) -> float:
@@ -88,14 +103,7 @@ def peak_memory(job: Job, device: torch.device) -> int:
     return max(accumulate((event.nbytes() for event in events), initial=0))
 
 
-def check_given(**lists: tuple[Any, ...] | None) -> None:
-    """Refuse lists without a value; None stands for all that there are."""
-    for name, values in lists.items():
-        if values is not None and not values:
-            raise BadInput(f"{name} must have at least one value, got none: leave it out for the default")
-
-
-def write_result(out: Path | None, device: torch.device, result: dict[str, Any]) -> list[str]:
+def write_result(out: Path | None, device: torch.device, **result: Any) -> list[str]:
     """Write figures and the environment, if there is a place for them, and return the line that says so."""
     if out is None:
         return []
@@ -103,7 +111,45 @@ def write_result(out: Path | None, device: torch.device, result: dict[str, Any])
     return [f"written to {out}"]
 
 
-def make_table(title: str, rows: list[dict[str, Any]], columns: dict[str, Callable[[Any], str]]) -> Sheet:
-    """A line for each row; each column has a function that shows it. The first column is text, the others numbers."""
-    cells = [[show(row) for show in columns.values()] for row in rows]
-    return Sheet(title, [Column(name, number=index > 0) for index, name in enumerate(columns)], cells)
+def make_table(title: str, rows: Iterable[Row], columns: Mapping[str, str], *notes: str) -> Sheet:
+    """A line for each row. Each column has a format: ``{"step": "{step_ms:.1f} ms"}``."""
+
+    def show(form: str, row: Row) -> str:
+        try:
+            return form.format_map(row)
+        except (KeyError, TypeError):  # it was not measured: there is nothing, or None
+            return "–"
+
+    heads = [Column(name, int(name not in (*NAMES, "L")), number=name not in NAMES) for name in columns]
+    return SplitSheet(title, heads, [[show(form, row) for form in columns.values()] for row in rows], list(notes))
+
+
+class SplitSheet(Sheet):
+    """A table that is cut into several where the terminal is narrow: columns of rank 0 are in all of them, the others
+    follow each other."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        parts = self._parts(options.max_width)
+        for number, part in enumerate(parts, start=1):
+            title = self.title if len(parts) == 1 else f"{self.title} ({number} of {len(parts)})"
+            columns = [self.columns[index]._replace(rank=0) for index in part]
+            yield Sheet(title, columns, [[row[index] for index in part] for row in self.rows])
+        yield from map(plain_text, self.notes)
+
+    def _parts(self, width: int) -> list[list[int]]:
+        """The columns of each table: as few tables as fit into the width, and these about equally wide."""
+        repeated = [index for index, column in enumerate(self.columns) if column.rank == 0]
+        others = [index for index, column in enumerate(self.columns) if column.rank > 0]
+        needed = [self._width(index) + 3 for index in range(len(self.columns))]
+
+        def fill(room: int) -> list[list[int]]:
+            tables: list[list[int]] = [[]]
+            for index in others:
+                if tables[-1] and sum(needed[other] for other in tables[-1]) + needed[index] > room:
+                    tables.append([])
+                tables[-1].append(index)
+            return tables
+
+        room = max(1, width - 1 - sum(needed[index] for index in repeated))
+        narrowest = min(range(1, room + 1), key=lambda room: (len(fill(room)), room))
+        return [[*repeated, *part] for part in fill(narrowest)]

@@ -5,8 +5,6 @@ run's time that is not spent in forward, backward and optimizer.
 """
 
 import tempfile
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,22 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from longlens.bench.layers import heads_of
-from longlens.bench.measure import Job, check_given, make_table, time_interleaved, write_result
-from longlens.files import check_out
+from longlens.bench.measure import Device, Job, Row, begin, make_table, time_interleaved, write_result
 from longlens.mixers.common import check_heads
-from longlens.models.heads import loss_sum
-from longlens.models.model import count_parameters, create_model
+from longlens.models.model import count_parameters, create_model, loss_sum
 from longlens.options import Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 from longlens.tasks.base import Spec
 from longlens.training.config import Config, TrainingConfig, load_recipe
-from longlens.training.distributed import choose_device
 from longlens.training.loop import train_run
 from longlens.training.runtime import Runtime
 from longlens.training.step import make_optimizer
 
 GPT2 = "GPT-2 of transformers"
+SPEED = {"model": "{name}", "parameters": "{parameters:,}", "step": "{step_ms:,.1f} ms"}
+SPEED |= {"tokens/s": "{tokens_per_second:,.0f}", "time / GPT-2's": "×{gpt2_ratio:.2f}"}
+OVERHEAD = {"task": "{name}", "batch": "{batch_size}", "step": "{step_ms:,.0f} ms"}
+OVERHEAD |= {"outside forward, backward, optimizer": "{overhead:.1%}"}
 
 
 def bench_model(
@@ -63,62 +62,52 @@ def bench_model(
         device: Device to measure on; auto is a GPU if there is one.
         out: JSON file to write the figures and the environment to.
     """
-    check_given(mixers=mixers, tasks=tasks)
     check_heads(width, heads)
-    where = choose_device(device)
     changes = {"steps": steps, "evaluate_every": steps, "valid_samples": 8, "test_samples": 8}
     configs = [load_recipe("mini", task, ["las"]).resolve(task, "las", changes) for task in tasks]
     spec = Spec("tokens", vocabulary, length, "language", vocabulary, "bits_per_byte")
-    models = _create_models(spec, mixers, depth, width, heads)
-    check_out(out)
+    shape: dict[str, Any] = {"depth": depth, "width": width, "positions": "learned", "tied": True}
+    torch.manual_seed(0)
+    models = {name: create_model(spec, name, **shape, **heads_of(name, heads)) for name in mixers}
+    models |= _gpt2(spec, depth, width, heads)
+    where = begin(device, out, mixers=mixers, tasks=tasks)
     speed = _measure_models(models, spec, batch, rounds, where)
     overhead = [_measure_loop(config, device) for config in configs]
     size = {"depth": depth, "width": width, "heads": heads, "length": length, "batch": batch, "vocabulary": vocabulary}
-    said = write_result(out, where, {"size": size, "speed": speed, "overhead": overhead})
+    said = write_result(out, where, size=size, speed=speed, overhead=overhead)
     title = f"a training step, {depth} blocks of width {width}, batch {batch} × {length}"
-    return [_speed_table(title, speed), _overhead_table(overhead), *said]
+    note = "GPT-2 is not measured, as transformers is not installed: pip install transformers"
+    first = make_table(title, speed, SPEED, *([] if GPT2 in models else [note]))
+    return [first, make_table("the training loop, LaS by the mini recipe", overhead, OVERHEAD), *said]
 
 
-def _create_models(spec: Spec, mixers: tuple[str, ...], depth: int, width: int, heads: int) -> dict[str, nn.Module]:
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"depth": depth, "width": width, "positions": "learned", "tied": True}
-    models: dict[str, nn.Module] = {name: create_model(spec, name, **size, **heads_of(name, heads)) for name in mixers}
-    gpt2 = _gpt2(spec, depth, width, heads)
-    return models if gpt2 is None else {**models, GPT2: gpt2}
-
-
-def _gpt2(spec: Spec, depth: int, width: int, heads: int) -> nn.Module | None:
-    """The same mathematics by another package, with its fastest attention and without its dropout."""
+def _gpt2(spec: Spec, depth: int, width: int, heads: int) -> dict[str, nn.Module]:
+    """The same mathematics by another package, if it is there, with its fastest attention and without its dropout."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return None
-    sizes = {
-        "vocab_size": spec.size,
-        "n_positions": spec.max_length,
-        "n_embd": width,
-        "n_layer": depth,
-        "n_head": heads,
-    }
-    without = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    config = GPT2Config(**sizes, **without, activation_function="gelu", bos_token_id=0, eos_token_id=0)
+        return {}
+    options: dict[str, Any] = {"vocab_size": spec.size, "n_positions": spec.max_length, "n_head": heads}
+    options |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    options |= {"bos_token_id": 0, "eos_token_id": 0, "activation_function": "gelu"}
+    config = GPT2Config(n_layer=depth, n_embd=width, **options)
     config._attn_implementation = "sdpa"
-    return GPT2LMHeadModel(config)
+    return {GPT2: GPT2LMHeadModel(config)}
 
 
 def _measure_models(
     models: dict[str, nn.Module], spec: Spec, batch: int, rounds: int, device: torch.device
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Milliseconds of a training step on the same batch, turn by turn."""
     tokens = torch.randint(spec.size, (batch, spec.max_length + 1), device=device)
     jobs = {name: _step(model.to(device), spec, tokens) for name, model in models.items()}
     with progress("models", rounds * len(jobs)) as done:
-        turns = count(1)
-        timings = time_interleaved(jobs, device, rounds, on_turn=lambda: done(next(turns)))
+        found = time_interleaved(jobs, device, rounds, on_turn=done)
     rows = []
-    for name, timing in timings.items():
-        speed = {"step_ms": 1e3 * timing.best, "tokens_per_second": batch * spec.max_length / timing.best}
-        rows.append({"name": name, "parameters": count_parameters(models[name])} | speed)
+    for name, seconds in found.items():
+        row = {"name": name, "parameters": count_parameters(models[name]), "step_ms": 1e3 * seconds}
+        ratio = seconds / found[GPT2] if GPT2 in found else None
+        rows.append(row | {"tokens_per_second": batch * spec.max_length / seconds, "gpt2_ratio": ratio})
     return rows
 
 
@@ -135,38 +124,10 @@ def _step(model: nn.Module, spec: Spec, tokens: Tensor) -> Job:
     return step
 
 
-def _measure_loop(config: Config, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
+def _measure_loop(config: Config, device: Device) -> Row:
     """A real run, in a folder that is deleted; its last evaluation and test are small."""
     with tempfile.TemporaryDirectory(prefix="longlens-bench-") as folder:
         result = train_run(config, Runtime(runs=Path(folder), device=device))
     step = result["tokens"] / result["tokens_per_second"] / result["steps"]
     about = {"name": config.task.name, "task": result["task"], "batch_size": config.training.batch_size}
     return about | {"step_ms": 1e3 * step, "overhead": result["overhead"]}
-
-
-def _speed_table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    columns: dict[str, Callable[[Any], str]] = {
-        "model": lambda row: row["name"],
-        "parameters": lambda row: f"{row['parameters']:,}",
-        "step": lambda row: f"{row['step_ms']:,.1f} ms",
-        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
-    }
-    other = next((row["step_ms"] for row in rows if row["name"] == GPT2), None)
-    if other is not None:
-        columns["time / GPT-2's"] = lambda row: f"×{row['step_ms'] / other:.2f}"
-    table = make_table(title, rows, columns)
-    if other is None:
-        table.notes.append("GPT-2 is not measured, as transformers is not installed: pip install transformers")
-    return table
-
-
-def _overhead_table(rows: list[dict[str, Any]]) -> Sheet:
-    columns: dict[str, Callable[[Any], str]] = {
-        "task": lambda row: row["name"],
-        "batch": lambda row: str(row["batch_size"]),
-        "step": lambda row: f"{row['step_ms']:,.0f} ms",
-        "outside forward, backward, optimizer": lambda row: (
-            "–" if row["overhead"] is None else f"{100 * row['overhead']:.1f} %"
-        ),
-    }
-    return make_table("the training loop, LaS by the mini recipe", rows, columns)

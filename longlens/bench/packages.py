@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.bench.layers import forward_backward
-from longlens.bench.measure import check_given, make_table, time_interleaved, write_result
+from longlens.bench.measure import Row, begin, make_table, time_interleaved, write_result
 from longlens.errors import BadInput
-from longlens.files import check_out
 from longlens.mixers.common import MultiHead, check_heads
 from longlens.mixers.registry import create_mixer
 from longlens.options import Size, nearest
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
-from longlens.training.distributed import choose_device
 
 Pair = tuple[nn.Module, nn.Module]  # ours, theirs
 
@@ -35,6 +33,8 @@ class Sizes(NamedTuple):
     heads: int
 
 
+COLUMNS = {"package": "{package}", "L": "{length:,}", "theirs, ms": "{theirs_ms:,.1f}", "ours, ms": "{ours_ms:,.1f}"}
+COLUMNS |= {"theirs / ours": "×{ratio:.2f}"}
 Maker = Callable[[Any, Sizes], Pair]
 
 
@@ -61,15 +61,13 @@ def bench_packages(
         device: Device to measure on; auto is a GPU if there is one.
         out: JSON file to write the figures and the environment to.
     """
-    check_given(packages=packages, lengths=lengths)
     check_heads(width, heads)
     chosen = tuple(PACKAGES) if packages is None else packages
     for name in chosen:
         if name not in PACKAGES:
             raise BadInput(f"unknown package {name!r}; {nearest(name, PACKAGES)}")
-    where = choose_device(device)
-    check_out(out)
-    rows: list[dict[str, Any]] = []
+    where = begin(device, out, packages=packages, lengths=lengths)
+    rows: list[Row] = []
     notes: list[str] = []
     with progress("packages", len(chosen) * len(lengths)) as done:
         for name in chosen:
@@ -88,28 +86,19 @@ def bench_packages(
                     notes.append(f"{name} at L = {length:,}: {row['refused']}")
                 rows.append(row)
                 done(len(rows), name)
-    table = _table(f"forward and backward of a layer, width {width}, {heads} heads, batch {batch}", rows)
     size = {"width": width, "heads": heads, "batch": batch}
-    return [table, *notes, *write_result(out, where, {"size": size, "rounds": rounds, "rows": rows})]
+    title = f"forward and backward of a layer, width {width}, {heads} heads, batch {batch}"
+    return [make_table(title, rows, COLUMNS), *notes, *write_result(out, where, size=size, rounds=rounds, rows=rows)]
 
 
-def _measure(make: Maker, package: Any, size: Sizes, rounds: int, device: torch.device) -> dict[str, Any]:
+def _measure(make: Maker, package: Any, size: Sizes, rounds: int, device: torch.device) -> dict[str, float]:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()):  # some packages print advice
         layers = dict(zip(("ours", "theirs"), make(package, size), strict=True))
     jobs = {name: forward_backward(layer.to(device), size[:3], device) for name, layer in layers.items()}
-    return {name: timing.best for name, timing in time_interleaved(jobs, device, rounds, long=10.0).items()}
-
-
-def _table(title: str, rows: list[dict[str, Any]]) -> Sheet:
-    columns = {
-        "package": lambda row: row["package"],
-        "L": lambda row: f"{row['length']:,}",
-        "theirs, ms": lambda row: "–" if "refused" in row else f"{1e3 * row['theirs']:,.1f}",
-        "ours, ms": lambda row: "–" if "refused" in row else f"{1e3 * row['ours']:,.1f}",
-        "theirs / ours": lambda row: "–" if "refused" in row else f"×{row['theirs'] / row['ours']:.2f}",
-    }
-    return make_table(title, rows, columns)
+    seconds = time_interleaved(jobs, device, rounds, long=10.0)
+    in_ms = {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
+    return {**seconds, **in_ms, "ratio": seconds["theirs"] / seconds["ours"]}
 
 
 class Around(nn.Module):
@@ -141,9 +130,8 @@ def _reformer(package: Any, size: Sizes) -> Pair:
 
 
 def _local(package: Any, size: Sizes) -> Pair:
-    attention = package.LocalAttention(
-        window_size=64, causal=True, look_backward=1, use_rotary_pos_emb=False, autopad=True
-    )
+    options = {"causal": True, "look_backward": 1, "use_rotary_pos_emb": False, "autopad": True}
+    attention = package.LocalAttention(window_size=64, **options)
 
     class Theirs(MultiHead):  # with torch's own start
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -153,10 +141,9 @@ def _local(package: Any, size: Sizes) -> Pair:
     return ours, Theirs(size.width, size.heads)
 
 
-def _mega(package: Any, size: Sizes) -> Pair:
-    theirs = package.MegaLayer(
-        dim=size.width, ema_heads=16, attn_dim_qk=32, attn_dim_value=size.width // 2, causal=True
-    )  # a norm is part of its blocks, not of this layer
+def _mega(package: Any, size: Sizes) -> Pair:  # a norm is part of the package's blocks, not of this layer
+    options = {"ema_heads": 16, "attn_dim_qk": 32, "attn_dim_value": size.width // 2, "causal": True}
+    theirs = package.MegaLayer(dim=size.width, **options)
     return create_mixer("mega", size.width, max_length=size.length, bidirectional=False), theirs
 
 

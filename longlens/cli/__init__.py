@@ -9,17 +9,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from rich.console import Console
+from rich.text import Text
+
 from longlens import __version__
+from longlens.cli.flags import Parser
 from longlens.errors import BadInput, Interrupted, LongLensError
-from longlens.options import nearest
+from longlens.options import nearest, options_of
+from longlens.registry import read_skeleton
 
 
 class Command(NamedTuple):
-    """A function and what it does.
-
-    ``module:function``: its parameters are the flags, what it returns is printed. ``module:*function`` gets the name of
-    the command and all arguments instead: its flags depend on them.
-    """
+    """A function and what it does. Of ``module:function``, the parameters are the flags, and the result is printed;
+    ``module:*function`` gets the name of the command and all arguments instead: its flags depend on them."""
 
     target: str
     summary: str
@@ -80,8 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        reason = _environment_problem(error)
-        if reason is None:
+        if (reason := _environment_problem(error)) is None:
             raise
         _say(reason)
         sys.exit(BadInput.exit_code)
@@ -101,11 +102,14 @@ def run(arguments: list[str]) -> None:
     command, rest = COMMANDS[name], arguments[len(name.split()) :]
     module, _, function = command.target.partition(":")
     if function.startswith("*"):
-        printed = getattr(import_module(module), function[1:])(f"longlens {name}", command.summary, rest)
-    else:
-        values = _read_flags(f"longlens {name}", command, rest)
-        printed = getattr(import_module(module), function)(**values)
-    show(printed)
+        show(getattr(import_module(module), function[1:])(f"longlens {name}", command.summary, rest))
+        return
+    # Help does not import what the command needs: its source declares the flags.
+    declared = read_skeleton(module, lambda node: node.name == function, {})[function]
+    parser = Parser(f"longlens {name}", (declared.__doc__ or "").partition("\n\n    Args:")[0])
+    parser.add_options("options", options_of(declared))
+    values = parser.read(rest)
+    show(getattr(import_module(module), function)(**values))
 
 
 def _find(arguments: list[str]) -> str:
@@ -133,8 +137,6 @@ def _find(arguments: list[str]) -> str:
 
 
 def _print_commands(name: str, about: str, members: dict[str, str], end: str = "") -> NoReturn:
-    from longlens.cli.flags import Parser
-
     parser = Parser(name, about, usage=f"{name} COMMAND …")
     group = parser.add_argument_group("commands")
     for member, summary in members.items():
@@ -144,29 +146,20 @@ def _print_commands(name: str, about: str, members: dict[str, str], end: str = "
     raise SystemExit(0)
 
 
-def _read_flags(name: str, command: Command, arguments: list[str]) -> dict[str, Any]:
-    """The values of a command's parameters, which its source declares: help does not import what it needs."""
-    from longlens.cli.flags import Parser
-    from longlens.options import options_of
-    from longlens.registry import read_skeleton
-
-    module, _, function = command.target.partition(":")
-    declared = read_skeleton(module, lambda node: node.name == function, {})[function]
-    parser = Parser(name, (declared.__doc__ or "").partition("\n\n    Args:")[0])
-    parser.add_options("options", options_of(declared))
-    return parser.read(arguments)
-
-
 def show(printed: Any) -> None:
-    """Print what a command returned: a line, a table, or several of them."""
-    from longlens.cli.console import make_console, say
-
-    console = make_console()
+    """Print what a command returned: a line, a table, or several of them. As wide as the terminal, and wide enough for
+    all tables where the output is none. Lines are neither wrapped nor read as markup, for copies and programs."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120
     for part in printed if isinstance(printed, list | tuple) else [printed]:
-        if isinstance(part, str):
-            say(console, part)
-        elif part is not None:
-            console.print(part)
+        if part is not None:
+            console.print(part, soft_wrap=isinstance(part, str))
+
+
+def sentence(text: str) -> Text:
+    """Words of a command, which may be wrapped, as a line may not."""
+    return Text(text)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -175,18 +168,16 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 def _environment_problem(error: Exception) -> str | None:
     """What to say of an error that is no bug of ours or of a user's layer: memory, or a file that we touched."""
-    if isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    ):
+    memory = ("out of memory", "can't allocate memory", "not enough memory")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
         return "not enough memory for these sizes: try smaller ones"
     if isinstance(error, OSError):
         package = str(Path(__file__).parent.parent)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        libraries = (str(Path(os.__file__).parent), str(Path(traceback.__file__).parent))
-        own = [file for file in files if "site-packages" not in file and not file.startswith(libraries)]
+        library = str(Path(os.__file__).parent)
+        own = [file for file in files if "site-packages" not in file and not file.startswith(library)]
         if own and own[-1].startswith(package):
-            what = f"{error.filename}: " if error.filename else ""
-            return f"{what}{error.strerror or error}"
+            return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     return None
 
 

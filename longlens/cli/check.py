@@ -31,16 +31,20 @@ def check(
         processes: Train in two processes as well, with DDP and FSDP.
         traceback: Show where a layer raised an error.
     """
-    given = dict(_split(option) for option in options)
+    given: dict[str, str] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise BadInput(f"--options must be NAME=VALUE, got {option}")
+        given[name.replace("-", "_")] = value
     names = [name for name in dict.fromkeys(layers or list_mixers()) if find_mixer(name)]
     subjects = {}
     for name in names:
         for side in [{}] if "bidirectional" in given else sides(name):
             chosen = choose_mixer(name, **side, **given)
             label = ", ".join(f"{option}={chosen.options[option]}" for option in (*side, *given))
-            subjects[f"{name} ({label})" if label else name] = find_subject(
-                name, d_model=width, length=length, **side, **given
-            )
+            subject = find_subject(name, d_model=width, length=length, **side, **given)
+            subjects[f"{name} ({label})" if label else name] = subject
     found: dict[str, list[Check]] = {}
     with progress("checks", len(subjects), "layers") as done:
         for label, subject in subjects.items():
@@ -49,30 +53,17 @@ def check(
     built = [label for label in subjects if found[label][0].passed]
     together = check_two_processes([subjects[label] for label in built]) if processes else []
     last = dict(zip(built, together, strict=False))
+    failed = []
     for label, checks in found.items():
         checks.append(last.get(label, Check(TWO_PROCESSES, None, "left out")))
-        _print(label, checks, traceback)
-    failed = [f"{label} ({_failed(checks)})" for label, checks in found.items() if _failed(checks)]
+        sheet = Sheet(label, [Column("property"), Column("result"), Column("detail", wrap=True)])
+        sheet.rows += [[check.name, WORDS[check.passed], check.detail] for check in checks]
+        show([sheet, *(check.traceback.rstrip() for check in checks if traceback and check.traceback)])
+        if wrong := [check.name for check in checks if check.passed is False]:
+            failed.append(f"{label} ({', '.join(wrong)})")
     if not failed:
         return f"{len(found)} of {len(found)} layers keep everything" if len(found) > 1 else "it keeps everything"
     show(f"{len(failed)} of {len(found)} layers failed: {'; '.join(failed)}")
     if not traceback and any(check.traceback for checks in found.values() for check in checks):
         show("--traceback shows where a layer raised an error")
     raise SystemExit(1)
-
-
-def _split(option: str) -> tuple[str, str]:
-    name, equals, value = option.partition("=")
-    if not equals:
-        raise BadInput(f"--options must be NAME=VALUE, got {option}")
-    return name.replace("-", "_"), value
-
-
-def _failed(checks: list[Check]) -> str:
-    return ", ".join(check.name for check in checks if check.passed is False)
-
-
-def _print(label: str, checks: list[Check], traceback: bool) -> None:
-    sheet = Sheet(label, [Column("property"), Column("result"), Column("detail", wrap=True)])
-    sheet.rows += [[check.name, WORDS[check.passed], check.detail] for check in checks]
-    show([sheet, *(check.traceback.rstrip() for check in checks if traceback and check.traceback)])

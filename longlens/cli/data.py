@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.rule import Rule
 
+from longlens.cli import show as print_parts
 from longlens.cli.flags import Parser
 from longlens.cli.train import add_task_options, choose_task
 from longlens.data import store
@@ -67,20 +68,17 @@ def verify(names: tuple[str, ...] = ()) -> list[str]:
     if not folders:
         wanted = f" of {' or '.join(names)}" if names else ""
         raise BadInput(f"there is no prepared set{wanted} in {store.home() / 'sets'}: 'longlens data prepare' makes it")
-    lines, whole = [], True
+    found: dict[str, list[str]] = {}
     for folder in folders:
         try:
-            problems = store.Prepared(folder).verify()
+            found[folder.name] = store.Prepared(folder).verify()
         except store.CacheError as error:
-            problems = [str(error)]
-        whole &= not problems
-        lines.append(f"{folder.name}: {'; '.join(problems) or 'whole'}")
-    if whole:
-        return lines
-    from longlens.cli import show as print_lines
-
-    print_lines([*lines, "make damaged sets again with 'longlens data prepare' and --force"])
-    raise SystemExit(1)
+            found[folder.name] = [str(error)]
+    lines = [f"{name}: {'; '.join(problems) or 'whole'}" for name, problems in found.items()]
+    if any(found.values()):
+        print_parts([*lines, "make damaged sets again with 'longlens data prepare' and --force"])
+        raise SystemExit(1)
+    return lines
 
 
 def _belongs(folder: Path, name: str) -> bool:

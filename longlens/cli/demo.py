@@ -8,8 +8,7 @@ import torch
 from rich.rule import Rule
 
 from longlens import api
-from longlens.cli import show
-from longlens.cli.console import sentence
+from longlens.cli import sentence, show
 from longlens.files import check_out, write_json
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention

@@ -1,10 +1,12 @@
 """Flags made of options: ``--batch-size 32``, checked by the type of the option."""
 
 import argparse
+import difflib
 import itertools
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -12,7 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from rich_argparse import RichHelpFormatter
 
 from longlens.errors import BadInput
-from longlens.options import REQUIRED, Option, close_names, nearest
+from longlens.options import REQUIRED, Option, nearest
 
 HELP = ("-h", "--help")
 WORDS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -63,14 +65,15 @@ class Parser(argparse.ArgumentParser):
             self.options[prefix + option.name] = option
             text = _escape(_help(option, default))
             if option.positional:
-                count = None if option.default is REQUIRED else "*" if _is_list(option.hint) else "?"
-                group.add_argument(option.name, help=text, metavar=option.name.upper(), nargs=count)
+                word, count = option.name.upper(), _nargs(option.hint) or "?"
+                shown = word if option.default is REQUIRED else f"[{word}]" if count == "?" else f"[{word}…]"
+                self.usage = (self.usage or "").replace("[flags]", f"{shown} [flags]")
+                group.add_argument(word.lower(), help=text, metavar=word, nargs=None if shown == word else count)
                 continue
             if option.hint is bool:
                 kind: dict[str, Any] = {"action": Switch}
             else:
-                nargs = "*" if _is_list(option.hint) else len(get_args(option.hint)) if _is_tuple(option.hint) else None
-                kind = {"metavar": _metavar(option.hint), "nargs": nargs}
+                kind = {"metavar": _metavar(option.hint), "nargs": _nargs(option.hint)}
             action = group.add_argument(f"--{name}", dest=prefix + option.name, help=text, **kind)
             names = [option.name, *(old for old, new in old_names.items() if new == option.name)]
             switches = ("--", "--no-") if option.hint is bool else ("--",)
@@ -95,12 +98,12 @@ class Parser(argparse.ArgumentParser):
         values, unknown = self.parse_known_args(_with_dashes(arguments))
         if unknown:
             self._refuse(unknown[0])
-        return {name: self._check(name, value) for name, value in vars(values).items()}
-
-    def _check(self, name: str, value: Any) -> Any:
-        option = self.options[name]
-        shown = option.name if option.positional else f"--{name.replace('_', '-')}"
-        return Option(shown, option.hint).check(value)
+        found = {}
+        for name, value in vars(values).items():
+            option = self.options[name]
+            shown = option.name if option.positional else f"--{name.replace('_', '-')}"
+            found[name] = replace(option, name=shown).check(value)
+        return found
 
     def _refuse(self, argument: str) -> NoReturn:
         if not argument.startswith("-"):
@@ -112,7 +115,7 @@ class Parser(argparse.ArgumentParser):
                 option = flag.removeprefix(prefix)
                 raise BadInput(f"{refusal} {option!r}; {nearest(option, known)}")
         known = {name.lstrip("-"): name for name in self._option_string_actions}
-        close = [known[name] for name in close_names(flag.lstrip("-"), known)]
+        close = [known[name] for name in difflib.get_close_matches(flag.lstrip("-"), known, n=2)]
         hint = f" did you mean {' or '.join(close)}?" if close else ""
         raise BadInput(f"unknown flag {flag};{hint} '{self.prog} --help' shows all")
 
@@ -142,11 +145,7 @@ class Formatter(RichHelpFormatter):
 
 def _with_dashes(arguments: Iterable[str]) -> list[str]:
     """``--batch_size`` is a flag as one may type it."""
-    found = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        found.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else argument)
-    return found
+    return [re.sub(r"^--[^=]*", lambda flag: flag[0].replace("_", "-"), argument) for argument in arguments]
 
 
 def _help(option: Option, default: Any) -> str:
@@ -159,14 +158,12 @@ def _help(option: Option, default: Any) -> str:
     return f"{option.help} (default: {default})"
 
 
-def _is_tuple(hint: Any) -> bool:
-    return get_origin(hint) is tuple
-
-
-def _is_list(hint: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(map(_is_list, get_args(hint)))
-    return _is_tuple(hint) and get_args(hint)[-1] is Ellipsis
+def _nargs(hint: Any) -> str | int | None:
+    """Values of a flag: as many as there are, a number of them, or one."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return "*" if "*" in map(_nargs, parts) else None
+    return None if origin is not tuple else "*" if parts[-1] is Ellipsis else len(parts)
 
 
 def _metavar(hint: Any) -> Any:
@@ -177,11 +174,9 @@ def _metavar(hint: Any) -> Any:
         return f"{{{','.join(map(str, parts))}}}"
     if origin in (Union, types.UnionType):
         words = [_metavar(part) for part in parts if part is not type(None)]
-        return "|".join(dict.fromkeys(words if _is_list(hint) else [*words, "none"]))
-    if _is_list(hint):
-        return _metavar(parts[0])
-    if _is_tuple(hint):
-        return tuple(_metavar(part) for part in parts)
+        return "|".join(dict.fromkeys(words if _nargs(hint) else [*words, "none"]))
+    if origin is tuple:
+        return _metavar(parts[0]) if _nargs(hint) == "*" else tuple(map(_metavar, parts))
     return WORDS.get(hint, "VALUE")
 
 

@@ -4,47 +4,47 @@ import re
 from pathlib import Path
 from typing import Any
 
-from longlens.cli.console import sentence
+from longlens.cli import sentence
+from longlens.data import store
 from longlens.errors import BadInput
+from longlens.mixers import registry as mixers
 from longlens.options import REQUIRED, Size, nearest, options_of
 from longlens.reports.sheet import Column, Sheet
+from longlens.reports.tables import runs_tables
+from longlens.tasks import base as tasks
+from longlens.training.config import SCALES, load_recipe, shipped_recipes
 
 
 def list_tasks() -> list[Any]:
     """List the tasks, where their data comes from, and which sets are prepared."""
-    from longlens.data import store
-    from longlens.tasks.base import SPLITS, StoredTask, create_task, find_task
-    from longlens.tasks.base import list_tasks as task_names
-
     columns = [Column("task"), Column("what", wrap=True), Column("head", 2), Column("metric", 3)]
-    tasks = Sheet("", [*columns, Column("data", 1), Column("default set")])
-    for name in task_names():
-        found = find_task(name)
+    known = Sheet("", [*columns, Column("data", 1), Column("default set")])
+    for name in tasks.list_tasks():
+        found = tasks.find_task(name)
         needs = any(option.default is REQUIRED for option in options_of(found).values())
-        task = None if needs else create_task(name)
-        ready = ("prepared" if task.is_prepared() else "not prepared") if isinstance(task, StoredTask) else "–"
-        tasks.rows.append([name, found.summary, found.head, found.metric, found.origin, ready])
+        task = None if needs else tasks.create_task(name)
+        stored = isinstance(task, tasks.StoredTask)
+        ready = "–" if not stored else "prepared" if task.is_prepared() else "not prepared"
+        known.rows.append([name, found.summary, found.head, found.metric, found.origin, ready])
     columns = [Column("prepared set"), Column("train / valid / test"), Column("MB", 1, number=True)]
     sets = Sheet("", [*columns, Column("note", wrap=True)])
     for folder in store.prepared_sets():
-        sets.rows.append([folder.name, *_describe(folder, SPLITS)])
+        sets.rows.append([folder.name, *_describe(folder)])
     for folder in store.unfinished_sets():
         size = sum(file.stat().st_size for file in folder.iterdir())
         sets.rows.append([folder.name, "", f"{size / 1e6:,.0f}", "unfinished: the same command resumes"])
-    return [tasks, sets if sets.rows else None, f"cache folder: {store.home()} (LONGLENS_HOME)"]
+    return [known, sets if sets.rows else None, f"cache folder: {store.home()} (LONGLENS_HOME)"]
 
 
-def _describe(folder: Path, splits: tuple[str, ...]) -> tuple[str, str, str]:
+def _describe(folder: Path) -> tuple[str, str, str]:
     """Sizes, megabytes and a note about a set."""
-    from longlens.data.store import CacheError, Prepared
-
     try:
-        prepared = Prepared(folder)
+        prepared = store.Prepared(folder)
         sizes = prepared.details["sizes"]
-        shown = " / ".join(f"{sizes[split]:,}" if split in sizes else "–" for split in splits)
+        shown = " / ".join(f"{sizes[split]:,}" if split in sizes else "–" for split in tasks.SPLITS)
         note = prepared.details.get("stand_in") or prepared.details.get("warning") or ""
         return shown, f"{prepared.size() / 1e6:,.0f}", str(note)
-    except (CacheError, BadInput, KeyError, TypeError, ValueError, AttributeError):
+    except (store.CacheError, BadInput, KeyError, TypeError, ValueError, AttributeError):
         return "", "", "damaged: make it again with --force"
 
 
@@ -58,26 +58,23 @@ def list_mixers(name: str = "", *, traits: bool = False, length: Size = 1024, wi
         length: Length of the sequences with which traits are measured.
         width: Width of the layers of which traits are measured.
     """
-    from longlens.mixers.registry import find_mixer
-    from longlens.mixers.registry import list_mixers as mixer_names
-
     if traits:
         from longlens.reports.traits import traits_tables
 
         return list(traits_tables(length, width))
-    names = [known for known in mixer_names() if name in known]
+    names = [known for known in mixers.list_mixers() if name in known]
     if name in names or not names:
-        preset = find_mixer(name)
+        preset = mixers.find_mixer(name)
         sheet = Sheet(f"{name}: {preset.summary}", [Column("option"), Column("default"), Column("meaning", wrap=True)])
         for option in preset.options.values():
             sheet.rows.append([option.name, "none" if option.default is None else str(option.default), option.help])
         fixed = ", ".join(f"{option}={value}" for option, value in preset.fixed.items())
         code = f"in Python: create_mixer({name!r}, d_model=…), or from longlens.mixers import {preset.layer_name}"
         return [sheet, sentence(f"fixed: {fixed}") if fixed else None, sentence(code)]
-    sheet = Sheet("", [Column("mixer"), Column("what"), Column("cost", 1)])
+    sheet = Sheet("", [Column("mixer"), Column("sides"), Column("what", wrap=True), Column("cost", 1)])
     for known in names:
-        preset = find_mixer(known)
-        sheet.rows.append([known, preset.summary, "–" if preset.traits is None else preset.traits.cost])
+        preset, side = mixers.find_mixer(known), mixers.seen_sides(known)
+        sheet.rows.append([known, side, preset.summary, "–" if preset.traits is None else preset.traits.cost])
     return [sheet, "'longlens list mixers NAME' shows the options of one, --traits their designs"]
 
 
@@ -87,8 +84,6 @@ def list_runs(*, runs: Path = Path("runs")) -> list[Sheet]:
     Args:
         runs: Folder of the runs.
     """
-    from longlens.reports.tables import runs_tables
-
     return runs_tables(runs)
 
 
@@ -98,14 +93,10 @@ def list_recipes(task: str = "") -> list[Any]:
     Args:
         task: Name of a task; by default all.
     """
-    from longlens.tasks.base import find_task
-    from longlens.tasks.base import list_tasks as task_names
-    from longlens.training.config import SCALES, load_recipe, shipped_recipes
-
     if task:
-        find_task(task)
+        tasks.find_task(task)
     sheet = Sheet("", [Column("task"), Column("recipe"), Column("about", wrap=True)])
-    for name in [task] if task else task_names():
+    for name in [task] if task else tasks.list_tasks():
         for scale in SCALES:
             if {(scale, name), (scale, "*")} & shipped_recipes().keys():
                 about = load_recipe(scale, name).about
@@ -120,10 +111,7 @@ def show_recipe(task: str, scale: str = "mini") -> str:
         task: Name of the task.
         scale: Scale of the recipe: smoke, mini or paper.
     """
-    from longlens.tasks.base import find_task
-    from longlens.training.config import SCALES, shipped_recipes
-
-    find_task(task)
+    tasks.find_task(task)
     if scale not in SCALES:
         raise BadInput(f"unknown scale {scale!r}; {nearest(scale, SCALES)}")
     path = shipped_recipes().get((scale, task)) or shipped_recipes().get((scale, "*"))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longlens import api
-from longlens.cli.console import sentence
+from longlens.cli import sentence
 from longlens.cli.flags import HELP, Parser
 from longlens.errors import BadInput
 from longlens.files import check_out, write_json
 from longlens.options import Option, options_of
 from longlens.tasks.base import find_task, list_tasks
 from longlens.training.config import Recipe, load_recipe, section_options
+from longlens.training.run import show_metric
 from longlens.training.runtime import Runtime
 
 RUN = ("runs", "folder")
@@ -31,13 +32,21 @@ GRID = Option(
 
 
 def train(name: str, about: str, arguments: list[str]) -> list[Any]:
-    """Train in this process, and return the table of the result (in the first process only)."""
+    """Train in this process, and say what came of it (in the first process only)."""
     task, values, changes = _read(name, about, arguments, api.train)
     result = api.train(task, **values, **changes)
     if int(os.environ.get("RANK", "0")) > 0:
         return []
+    test, valid, last = (show_metric(result.metric, value) for value in (result.test, result.valid, result.test_last))
+    lines = [
+        f"{result.mixer} on {result.task}",
+        f"{result.metric.replace('_', ' ')}: test {test}, valid {valid} (model with the best validation); "
+        f"test {last} (last model)",
+        f"{result.parameters:,} parameters, {result.steps:,} steps in {result.seconds:,.0f} s, "
+        f"{result.tokens_per_second:,.0f} tokens/s, {result.peak_memory_bytes / 2**20:,.0f} MiB",
+    ]
     note = " (finished before, not run again)" if result.was_there else ""
-    return [result.comparison.table, f"run folder: {result.folder}{note}"]
+    return [*map(sentence, lines), f"run folder: {result.folder}{note}"]
 
 
 def compare(name: str, about: str, arguments: list[str]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Data without a task in particular: store, sources, streams, generators, readers, batches and metrics."""
+"""Data without a task in particular: store, sources, generators, readers, splits and batches."""

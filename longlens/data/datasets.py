@@ -1,17 +1,61 @@
-"""Splits in memory or memory-mapped, which give any of their samples as padded arrays. numpy only."""
+"""Splits, which give any of their samples as padded arrays, and batches of them in an order that a seed fixes.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+torch is imported when the first batch is made, so that data can be prepared without it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
+
+from longlens.errors import BadInput
+from longlens.options import Option, Size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SplitName = Literal["train", "valid", "test"]
 Metric = Literal["accuracy", "r2", "bits_per_byte", "perplexity"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 IGNORE = -100  # a target that does not count, as in torch's cross entropy
+MOST_SYMBOLS = 1024  # of a vocabulary whose pairs are counted
+AT_ONCE = 256  # samples whose pairs are counted together
+POOL = 32  # batches whose samples are sorted together when grouping by length
 
+Shape = int | tuple[int, ...]
 Transform = Callable[[np.ndarray], np.ndarray]
+
+
+class Stream:
+    """Random numbers for a key, the same bytes on every machine: ``Stream("listops", seed, "train", block)``.
+
+    numpy promises this of its raw bits, not of what is made from them, so everything here is made of raw bits and of
+    the operations that IEEE 754 defines exactly: + − × ÷ √. Streams with different keys are independent, so that work
+    can be cut into blocks and shared among processes without any effect on the result.
+    """
+
+    def __init__(self, *key: str | int):
+        digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
+        self._bits = np.random.Philox(key=int.from_bytes(digest, "little"))
+
+    def raw(self, shape: Shape) -> np.ndarray:
+        """64 random bits each, uint64."""
+        return self._bits.random_raw(int(np.prod(shape))).reshape(shape)
+
+    def uniform(self, shape: Shape, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+        """Real numbers in [low, high), float64."""
+        return low + (high - low) * ((self.raw(shape) >> np.uint64(11)) * 2.0**-53)
+
+    def integers(self, high: int, shape: Shape) -> np.ndarray:
+        """Whole numbers 0 … high − 1, int64. The bias is below high / 2³²."""
+        return ((self.raw(shape) >> np.uint64(32)) * np.uint64(high) >> np.uint64(32)).astype(np.int64)
+
+    def permutation(self, count: int) -> np.ndarray:
+        """0 … count − 1 in random order, int64."""
+        return np.argsort(self.raw(count), kind="stable")
 
 
 class Samples(NamedTuple):
@@ -36,7 +80,7 @@ class Split(Protocol):
 
     def count_targets(self, indices: np.ndarray) -> int:
         """How many predictions these samples ask for: what a loss is averaged over."""
-        ...
+        return len(indices)
 
 
 def as_tokens(values: np.ndarray) -> np.ndarray:
@@ -54,7 +98,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(Split):
     """Sequences stored one after another: sample i is ``values[offsets[i] : offsets[i + 1]]``.
 
     ``transform`` turns stored values (bytes, say) into inputs, after padding. Longer sequences are cut to
@@ -80,29 +124,24 @@ class Sequences:
     def take(self, indices: np.ndarray) -> Samples:
         rows = (2 * indices[:, None] + np.arange(2)).ravel() if self.pairs else indices
         lengths = self._lengths_of(rows)
-        starts = np.asarray(self.offsets[rows])
         padded = np.zeros((len(rows), max(lengths, default=1), *self.values.shape[1:]), self.values.dtype)
-        ended = 0 if self.end is None else 1
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            padded[row, : length - ended] = self.values[start : start + length - ended]
-            if self.end is not None:
+        ends = self.end is not None
+        for row, (start, length) in enumerate(zip(self.offsets[rows], lengths, strict=True)):
+            padded[row, : length - ends] = self.values[start : start + length - ends]
+            if ends:
                 padded[row, length - 1] = self.end
         inputs = self.transform(padded)
         if self.pairs:
             inputs, lengths = inputs.reshape(len(indices), 2, *inputs.shape[1:]), lengths.reshape(-1, 2)
         return Samples(inputs, lengths, np.asarray(self.targets[indices]))
 
-    def count_targets(self, indices: np.ndarray) -> int:
-        return len(indices)
-
     def _lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        lengths = np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)
-        lengths += 0 if self.end is None else 1
+        lengths = np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64) + (self.end is not None)
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Split):
     """Pictures of equal size as sequences of pixels, one row after another, or in the order of ``order``."""
 
     values: np.ndarray  # (N, L) or (N, L, C)
@@ -120,16 +159,12 @@ class Images:
     def take(self, indices: np.ndarray) -> Samples:
         values = np.asarray(self.values[indices])
         values = values if self.order is None else values[:, self.order]
-        inputs = self.transform(values)
         lengths = np.full(len(indices), values.shape[1], dtype=np.int64)
-        return Samples(inputs, lengths, np.asarray(self.targets[indices], dtype=np.int64))
-
-    def count_targets(self, indices: np.ndarray) -> int:
-        return len(indices)
+        return Samples(self.transform(values), lengths, np.asarray(self.targets[indices], dtype=np.int64))
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Split):
     """A text cut into windows of L = ``max_length`` tokens: sample i predicts tokens i·L + 1 … (i + 1)·L.
 
     Each token but the first is predicted once; the last window may be short.
@@ -146,13 +181,12 @@ class Windows:
         return self._lengths_of(np.arange(len(self)))
 
     def take(self, indices: np.ndarray) -> Samples:
-        windows = [self.tokens[i * self.max_length : (i + 1) * self.max_length + 1] for i in indices.tolist()]
-        lengths = np.array([len(window) - 1 for window in windows], dtype=np.int64)
-        inputs = np.zeros((len(windows), lengths.max(initial=1)), dtype=np.int64)
+        lengths = self._lengths_of(indices)
+        inputs = np.zeros((len(indices), lengths.max(initial=1)), dtype=np.int64)
         targets = np.full_like(inputs, IGNORE)
-        for row, window in enumerate(windows):
-            inputs[row, : len(window) - 1] = window[:-1]
-            targets[row, : len(window) - 1] = window[1:]
+        for row, (start, length) in enumerate(zip(indices * self.max_length, lengths, strict=True)):
+            inputs[row, :length] = self.tokens[start : start + length]
+            targets[row, :length] = self.tokens[start + 1 : start + 1 + length]
         return Samples(inputs, lengths, targets)
 
     def count_targets(self, indices: np.ndarray) -> int:
@@ -163,7 +197,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Subset:
+class Subset(Split):
     """Some samples of a split."""
 
     whole: Split
@@ -181,3 +215,148 @@ class Subset:
 
     def count_targets(self, indices: np.ndarray) -> int:
         return self.whole.count_targets(self.indices[indices])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B samples, right-padded."""
+
+    inputs: "Tensor"  # (B, L) int64 tokens or (B, L, C) float32; pairs: (B, 2, L)
+    lengths: "Tensor"  # (B,) int64; pairs: (B, 2)
+    targets: "Tensor"  # (B,) int64 classes, (B, L) int64 tokens or -100, (B,) or (B, M) float32 numbers
+    indices: "Tensor"  # (B,) int64, which samples of the split these are
+    total: int  # targets of this step in all processes: samples, or tokens of a language
+    offset: int = 0  # samples of this step in processes of lower rank
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def mask(self) -> "Tensor":
+        """(B, L) bool, True for tokens and False for padding; pairs: (B, 2, L)."""
+        import torch
+
+        length = self.inputs.shape[self.lengths.ndim]
+        return torch.arange(length, device=self.lengths.device) < self.lengths.unsqueeze(-1)
+
+    @property
+    def is_padded(self) -> bool:
+        return bool((self.lengths < self.inputs.shape[self.lengths.ndim]).any())
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return int(self.lengths.sum())
+
+    def to(self, device: "torch.device | str", *, non_blocking: bool = False) -> "Batch":
+        """On a device; with ``non_blocking`` a pinned batch is copied while the device computes."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin(self) -> "Batch":
+        """In pinned memory, from which a GPU copies by itself."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def part(self, index: int, count: int) -> "Batch":
+        """One of ``count`` micro-batches, which may be empty; ``total`` stays that of the whole step.
+
+        Sample i of the step belongs to micro-batch i mod count, however many processes there are.
+        """
+        return self if count == 1 else self._map(lambda tensor: tensor[(index - self.offset) % count :: count])
+
+    def padding_like(self) -> "Batch":
+        """One sample that is all padding."""
+        return self._map(lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])))
+
+    def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
+        names = ("inputs", "lengths", "targets", "indices")
+        return replace(self, **{name: function(getattr(self, name)) for name in names})
+
+
+@dataclass(eq=False)
+class Batches:
+    """The batches of one epoch, an iterable.
+
+    Args:
+        split: Samples of the split.
+        batch_size: Samples of a step, in all processes together. The last batch may be smaller; none is dropped.
+        shuffle: Use an order that ``seed`` and ``epoch`` fix, instead of the stored one.
+        seed: Seed of the order.
+        epoch: Number of the epoch.
+        group_by_length: Put samples of similar length together, so that little is padding. Shuffled batches are drawn
+            from pools of 32 batches; otherwise all samples are sorted by length.
+        rank: This process. Each takes a run of every step's samples, so that all make the same number of steps. Where
+            fewer samples than processes are left, some get an empty batch: average a loss as its sum over the batch,
+            divided by ``batch.total``, and the sum over the processes is right.
+        world_size: Number of processes.
+        start: First batch; those before cost nothing.
+    """
+
+    split: Split
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool = False
+    seed: int = 0
+    epoch: int = 0
+    group_by_length: bool = False
+    rank: int = 0
+    world_size: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        Option("batch_size", Size).check(self.batch_size)
+        if not 0 <= self.rank < self.world_size:
+            raise BadInput(f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}")
+        self.count = -(-len(self.split) // self.batch_size)
+        if not 0 <= self.start <= self.count:
+            raise BadInput(f"start must be from 0 to {self.count}, the batches of this epoch, got {self.start}")
+
+    def __len__(self) -> int:
+        return self.count - self.start
+
+    def __iter__(self) -> Iterator[Batch]:
+        import torch
+
+        for step in self._steps()[self.start :]:
+            # As np.array_split: the first processes get one more where they cannot get the same.
+            each, more = divmod(len(step), self.world_size)
+            offset = self.rank * each + min(self.rank, more)
+            mine = step[offset : offset + each + (self.rank < more)]
+            arrays = (torch.from_numpy(np.ascontiguousarray(array)) for array in self.split.take(mine))
+            indices = torch.from_numpy(mine.copy())
+            yield Batch(*arrays, indices=indices, total=self.split.count_targets(step), offset=offset)
+
+    def _steps(self) -> list[np.ndarray]:
+        """The samples of each step of the epoch."""
+        stream = Stream("order", self.seed, self.epoch)
+        order = stream.permutation(len(self.split)) if self.shuffle else np.arange(len(self.split))
+        if self.group_by_length:
+            lengths = self.split.lengths
+            pool = POOL * self.batch_size if self.shuffle else max(len(order), 1)
+            for first in range(0, len(order), pool):
+                part = order[first : first + pool]
+                order[first : first + pool] = part[np.argsort(lengths[part], kind="stable")]
+        steps = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        if self.group_by_length and self.shuffle:
+            return [steps[i] for i in stream.permutation(len(steps))]
+        return steps
+
+
+def bigram_bits(train: Split, other: Split, symbols: int) -> float | None:
+    """Bits for each token of a split, by the counts of pairs in the training set plus one: the model that every
+    language model must beat. None where there are too many symbols to count their pairs."""
+    if symbols > MOST_SYMBOLS:
+        return None
+    counts = _pairs(train, symbols) + 1.0
+    bits = -np.log2(counts / counts.sum(axis=1, keepdims=True))
+    seen = _pairs(other, symbols)
+    return float((seen * bits).sum() / seen.sum())
+
+
+def _pairs(split: Split, symbols: int) -> np.ndarray:
+    """(symbols, symbols): how often each token follows each other."""
+    counts = np.zeros(symbols * symbols, dtype=np.int64)
+    for first in range(0, len(split), AT_ONCE):
+        samples = split.take(np.arange(first, min(first + AT_ONCE, len(split))))
+        real = samples.targets != IGNORE
+        counts += np.bincount(samples.inputs[real] * symbols + samples.targets[real], minlength=symbols * symbols)
+    return counts.reshape(symbols, symbols)

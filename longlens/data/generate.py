@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from itertools import pairwise
@@ -24,12 +23,13 @@ from typing import IO, Any, ClassVar, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from longlens.data.datasets import SPLITS, offsets_of
-from longlens.data.store import CacheError, Details, Writer, cache_errors, home
+from longlens.data.store import ANOTHER_DISK, CacheError, Details, Writer, cache_errors, home
 from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.progress import Done, progress
 from longlens.registry import import_added
 
 STOPPED = (-signal.SIGINT, -signal.SIGTERM)
+ERRORS = {kind.__name__: kind for kind in (BadInput, CacheError, MemoryError)}  # of a worker, raised again here
 
 
 class Shard(NamedTuple):
@@ -38,11 +38,6 @@ class Shard(NamedTuple):
     values: np.ndarray  # (total,) uint8
     lengths: np.ndarray  # (N,) int64
     labels: np.ndarray  # (N,) uint8
-
-    def samples(self) -> Iterator[np.ndarray]:
-        """The values of one sample after another."""
-        for start, end in pairwise(offsets_of(self.lengths)):
-            yield self.values[start:end]
 
 
 class Generator(Protocol):
@@ -53,13 +48,9 @@ class Generator(Protocol):
     together: ClassVar[int]  # samples that stay or go together when one of them is repeated
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Samples for training, validation and test."""
-        ...
+    def sizes(self) -> tuple[int, int, int]: ...
 
-    def shard(self, index: int) -> Shard:
-        """``shard_size`` samples, the same whenever and wherever they are made."""
-        ...
+    def shard(self, index: int) -> Shard: ...
 
     def values(self) -> dict[str, Any]: ...
 
@@ -83,30 +74,33 @@ def generate(generator: Generator, writer: Writer, parts: Path, workers: int) ->
 def _join(generator: Generator, writer: Writer, parts: Path, workers: int) -> Details:
     needed, kept, repeated = sum(generator.sizes), 0, 0
     seen: set[bytes] = set()
-    bounds = np.cumsum([0, *generator.sizes])
     index, ready = 0, 0
     while kept < needed:
         if index == ready:
             if repeated > max(3 * kept, 10_000):
-                raise BadInput(
-                    f"sizes must be smaller, got {needed:,} samples in all: {generator.name} with these options has "
-                    f"only about {kept:,} different ones; ask for fewer, or for longer samples"
-                )
+                few = f"{generator.name} with these options has only about {kept:,} different ones"
+                raise BadInput(f"sizes must be smaller, got {needed:,} samples in all: {few}; or ask for longer ones")
             ready += -(-(needed - kept) // generator.shard_size)
             _make_parts(generator, parts, range(index, ready), workers)
         shard = _read_part(generator, parts, index)
         index += 1
-        new = _new_rows(shard, seen, generator.together)
-        repeated += len(shard.labels) - len(new)
+        starts = offsets_of(shard.lengths)
+        samples = [shard.values[start:end] for start, end in pairwise(starts)]
+        new = _new_rows(samples, seen, generator.together)
+        repeated += len(samples) - len(new)
         new = new[: needed - kept]
-        _write(writer, _rows(shard, new), kept, bounds)
+        ends = np.clip(np.cumsum(generator.sizes) - kept, 0, len(new))  # of the splits, among these
+        for split, rows in zip(SPLITS, np.split(np.array(new, dtype=int), ends[:-1]), strict=True):
+            if len(rows):
+                values = np.concatenate([samples[row] for row in rows])
+                writer.append(split, values=values, lengths=shard.lengths[rows], labels=shard.labels[rows])
         kept += len(new)
     return {"sizes": dict(zip(SPLITS, generator.sizes, strict=True))}
 
 
-def _new_rows(shard: Shard, seen: set[bytes], together: int) -> list[int]:
+def _new_rows(samples: list[np.ndarray], seen: set[bytes], together: int) -> list[int]:
     """The samples that were not seen before, and whose companions were not either."""
-    digests = [blake2b(values.tobytes(), digest_size=16).digest() for values in shard.samples()]
+    digests = [blake2b(values.tobytes(), digest_size=16).digest() for values in samples]
     new = []
     for first in range(0, len(digests), together):
         group = digests[first : first + together]
@@ -114,25 +108,6 @@ def _new_rows(shard: Shard, seen: set[bytes], together: int) -> list[int]:
             new += range(first, first + together)
         seen.update(group)
     return new
-
-
-def _rows(shard: Shard, rows: list[int]) -> Shard:
-    if len(rows) == len(shard.labels):
-        return shard
-    keep = np.zeros(len(shard.labels), dtype=bool)
-    keep[rows] = True
-    return Shard(shard.values[np.repeat(keep, shard.lengths)], shard.lengths[keep], shard.labels[keep])
-
-
-def _write(writer: Writer, shard: Shard, first: int, bounds: np.ndarray) -> None:
-    """Append samples ``first`` … to the splits in which they fall."""
-    starts = offsets_of(shard.lengths)
-    for split, low, high in zip(SPLITS, bounds[:-1] - first, bounds[1:] - first, strict=True):
-        rows = slice(max(low, 0), min(max(high, 0), len(shard.labels)))
-        if rows.start < rows.stop:
-            writer.append(split, "values", shard.values[starts[rows.start] : starts[rows.stop]])
-            writer.append(split, "lengths", shard.lengths[rows])
-            writer.append(split, "labels", shard.labels[rows])
 
 
 def _make_parts(generator: Generator, parts: Path, shards: range, workers: int) -> None:
@@ -143,12 +118,14 @@ def _make_parts(generator: Generator, parts: Path, shards: range, workers: int) 
         _check_room(generator, parts, shards)
         missing = [index for index in shards if not _part(parts, index).exists()]
         workers = min(workers, len(missing))
-        if workers > 1 and _is_importable(type(generator)):
+        module, name = type(generator).__module__, type(generator).__qualname__
+        # Other processes cannot find a class of the main file, or of a function.
+        if workers > 1 and module != "__main__" and hasattr(sys.modules.get(module), name):
             _run_workers(generator, parts, shards, missing, workers, done)
-            return
-        for count, index in enumerate(missing, start=len(shards) - len(missing)):
-            done(count * generator.shard_size)
-            _make_part(generator, parts, index)
+        else:
+            for count, index in enumerate(missing, start=len(shards) - len(missing)):
+                done(count * generator.shard_size)
+                _make_part(generator, parts, index)
 
 
 def _check_room(generator: Generator, parts: Path, shards: range) -> None:
@@ -158,10 +135,8 @@ def _check_room(generator: Generator, parts: Path, shards: range) -> None:
     need = (len(shards) + missing) * sum(made.values()) / max(len(made), 1)
     free = shutil.disk_usage(parts).free
     if need > free:
-        raise CacheError(
-            f"{generator.name} needs about {need / 1e6:,.1f} MB in the cache folder {home()}, which has "
-            f"{free / 1e6:,.1f} MB left; make room there, or set LONGLENS_HOME to a folder on another disk"
-        )
+        needs = f"{generator.name} needs about {need / 1e6:,.1f} MB in the cache folder {home()}"
+        raise CacheError(f"{needs}, which has {free / 1e6:,.1f} MB left; {ANOTHER_DISK}")
 
 
 def _run_workers(
@@ -186,27 +161,13 @@ def _run_workers(
                 _raise_again(code, log.read())
 
 
-def _is_importable(generator_class: type) -> bool:
-    """Whether another process can find this class: not if it is of the main file, or of a function."""
-    try:
-        return generator_class.__module__ != "__main__" and hasattr(
-            importlib.import_module(generator_class.__module__), generator_class.__qualname__
-        )
-    except ImportError:
-        return False
-
-
 def _start_worker(generator: Generator, parts: Path, shards: list[int], log: IO[str]) -> subprocess.Popen[str]:
     """A command of its own, since the workers of multiprocessing run the user's main file once more."""
     order = {"path": sys.path, "module": type(generator).__module__, "class": type(generator).__qualname__}
     order |= {"options": generator.values(), "parts": str(parts.resolve()), "shards": shards}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "longlens.data.generate"],
-        stdin=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, "-m", "longlens.data.generate"]
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, text=True, env=variables)
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # its log will say why it is gone
         process.stdin.write(json.dumps(order) + "\n")
@@ -219,14 +180,11 @@ def _raise_again(code: int, log: str) -> NoReturn:
     if code in STOPPED:
         raise Interrupted("stopped while samples were generated; finished ones are kept")
     if code < 0:
-        raise LongLensError(
-            f"a process that generates samples was killed by signal {-code}, perhaps for want of memory; finished "
-            "samples are kept, and the same command resumes"
-        )
-    kinds = {kind.__name__: kind for kind in (BadInput, CacheError, MemoryError)}
+        killed = f"a process that generates samples was killed by signal {-code}, perhaps for want of memory"
+        raise LongLensError(f"{killed}; finished samples are kept, and the same command resumes")
     try:
-        said = json.loads(log.strip().splitlines()[-1])
-        error = kinds[said["kind"]](said["message"])
+        kind, message = json.loads(log.strip().splitlines()[-1])
+        error = ERRORS[kind](message)
     except (ValueError, LookupError, TypeError):  # a bug: its traceback is shown
         error = RuntimeError(f"a process that generates samples failed:\n{log.strip()}")
     raise error
@@ -271,9 +229,9 @@ def _work() -> None:
         generator = getattr(importlib.import_module(order["module"]), order["class"])(**order["options"])
         for index in order["shards"]:
             _make_part(generator, Path(order["parts"]), index)
-    except (BadInput, CacheError, MemoryError) as error:
-        kind = next(kind for kind in (BadInput, CacheError, MemoryError) if isinstance(error, kind))
-        print(json.dumps({"kind": kind.__name__, "message": str(error)}), file=sys.stderr)
+    except tuple(ERRORS.values()) as error:
+        kind = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
+        print(json.dumps([kind, str(error)]), file=sys.stderr)
         sys.exit(1)
 
 

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longlens.data import characters
 from longlens.data.datasets import SPLITS, offsets_of
-from longlens.data.npy import map_npy
+from longlens.data.store import map_npy
 from longlens.errors import BadInput
 from longlens.options import shorten
 
@@ -89,7 +88,8 @@ def read_records(file: Path) -> Records:
                 first = f"but {records[0].place} has {kind}"
                 raise BadInput(f"{record.place} has {_kind(record)}, {first}; use one kind of input")
         if kind == "texts":
-            values = characters.code_points([str(record.sequence) for record in records]).values.astype(np.int64)
+            joined = "".join(str(record.sequence) for record in records)
+            values = np.frombuffer(joined.encode("utf-32-le"), "<u4").astype(np.int64)
         else:
             values = np.concatenate([record.sequence for record in records])
     except UnicodeError as error:
@@ -178,13 +178,11 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
                 given = sample["input"]
                 sequence = given if isinstance(given, str) else _array(given, place)
                 record = Record(place, sequence, _label(sample["label"], place))
-            except RecursionError:
-                raise BadInput(f"{place} must be {form}, got something that is nested too deeply") from None
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{place} must be {form}, got what is not JSON: {error}") from None
             except BadInput:
                 raise
-            except ValueError as error:  # of a number with too many digits
+            except RecursionError:
+                raise BadInput(f"{place} must be {form}, got something that is nested too deeply") from None
+            except ValueError as error:  # it is not JSON, or has a number of too many digits
                 raise BadInput(f"{place} must be {form}, got what cannot be read: {error}") from None
             yield record
 
@@ -231,10 +229,9 @@ def _array(given: Any, place: str) -> np.ndarray:
         raise BadInput(f"{place}: the input must be {allowed}, got {shorten(given)}")
     if array.dtype.kind == "f" and isinstance(given, list):
         # Whole numbers that need more than 64 bits become real ones, and then all others would be real as well.
-        flat = given if array.ndim == 1 else chain.from_iterable(given)
-        if array.size and not any(isinstance(number, float) for number in flat):
-            worst = max(chain.from_iterable([given] if array.ndim == 1 else given), key=abs)
-            raise BadInput(f"{place}: whole numbers must fit into int64, got {shorten(worst)}")
+        flat = given if array.ndim == 1 else list(chain.from_iterable(given))
+        if flat and not any(isinstance(number, float) for number in flat):
+            raise BadInput(f"{place}: whole numbers must fit into int64, got {shorten(max(flat, key=abs))}")
     wide = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     usable = np.abs(wide) <= LARGEST if array.dtype.kind == "f" else wide == array  # nan is not
     if not usable.all():

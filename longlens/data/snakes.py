@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longlens.data.stream import Stream
+from longlens.data.datasets import Stream
 from longlens.errors import BadInput
+from longlens.options import Even, Option
 
 _POOL = 1024  # drawings that grow together
 _PROPOSALS = 4  # of each kind for a new paddle; the first that fits is taken
@@ -54,14 +55,9 @@ class Style:
         lengths = (self.size, self.paddle_length, self.thickness, self.marker_radius, self.seed_distance, *self.gap)
         counts = (self.contour - 1, self.distractor_length, self.distractor_tries, self.distractors + 1, len(self.gap))
         if min(lengths) <= 0 or min(counts) < 1 or not 0 < self.max_bend <= 180:
-            raise BadInput(
-                f"A style needs positive lengths and counts, contour from 2 and max_bend up to 180: not {self}."
-            )
+            raise BadInput(f"a style needs positive lengths and counts, contour from 2, max_bend up to 180, got {self}")
         if self.clearance <= self.paddle_length / 2:
-            raise BadInput(
-                f"clearance {self.clearance:g} lets paddles of length {self.paddle_length:g} cross; "
-                "choose more than half of paddle_length."
-            )
+            raise BadInput(f"clearance must be above paddle_length / 2, where paddles cross, got {self.clearance:g}")
 
     @property
     def wall(self) -> float:
@@ -108,16 +104,15 @@ def layout(stream: Stream, count: int, style: Style = PATHFINDER_32) -> Layout:
     """Grow drawings until there are enough, and pair positives with negatives whose markers are alike in position.
 
     Unpaired, the distance of the markers would tell something of the label: those of a negative are on two snakes.
-    Large counts are cheaper for each image, as more drawings find a partner (twice as fast for 1000 as for 256).
+    Large counts are cheaper for each image, as more drawings find a partner.
     """
-    if count < 2 or count % 2:
-        raise BadInput(f"count is {count}; choose an even number from 2 on, as half of the images are positive.")
+    Option("count", Even).check(count)  # half of the images are positive
     pools, tried, tally = [], 0, np.zeros((2, 64 * 16 * 16), np.int64)
     while (found := 2 * int(tally.min(axis=0).sum())) < count:
         if tried >= 4096 and 1000 * found < tried:
             raise BadInput(
-                f"Two snakes of {style.contour} paddles hardly fit into {style.size} × {style.size} pixels "
-                f"({tried} attempts gave {found} images); choose a larger size or a smaller contour."
+                f"two snakes of {style.contour} paddles hardly fit into {style.size} × {style.size} pixels "
+                f"({tried} attempts gave {found} images): choose a larger size or a smaller contour"
             )
         drawings = min(_POOL, max(256, 8 * (count - found)))
         scene = _add_distractors(stream, style, _grow_long_snakes(stream, style, drawings))
@@ -277,18 +272,12 @@ def _exclude_collisions(
     dx, dy = middle[:, drawing] - middles[:, drawing, other][:, :, None]
     pair, proposal = np.nonzero((dx * dx + dy * dy < reach * reach) & fits[drawing])
     drawing, other = drawing[pair], other[pair]
-    square = _squared_distance(proposed[:, drawing, proposal], present[:, drawing, other])
-    bad = square < style.clearance * style.clearance
-    fits[drawing[bad], proposal[bad]] = False
-
-
-def _squared_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Between segments (4, m): the least distance of an end from the other segment, which is right unless they cross.
-
-    If they cross, it is at most half a paddle, which is less than any clearance.
-    """
+    a, b = proposed[:, drawing, proposal], present[:, drawing, other]
+    # The distance of segments is that of an end from the other one, unless they cross: then this is at most half a
+    # paddle, which is less than any clearance.
     ends = [_from_point(a, b[:2]), _from_point(a, b[2:]), _from_point(b, a[:2]), _from_point(b, a[2:])]
-    return functools.reduce(np.minimum, ends)
+    bad = functools.reduce(np.minimum, ends) < style.clearance * style.clearance
+    fits[drawing[bad], proposal[bad]] = False
 
 
 def _from_point(segment: np.ndarray, point: np.ndarray) -> np.ndarray:
@@ -325,9 +314,8 @@ def _pair(stream: Stream, labels: np.ndarray, bins: np.ndarray) -> np.ndarray:
     """Drawings, by turns a positive and a negative from the same bin, the pairs in random order."""
     which, keys = [], []
     for label in (1, 0):
-        sorted_by_bin = np.argsort(np.where(labels == label, bins, -1), kind="stable")[
-            np.count_nonzero(labels != label) :
-        ]
+        sorted_by_bin = np.flatnonzero(labels == label)
+        sorted_by_bin = sorted_by_bin[np.argsort(bins[sorted_by_bin], kind="stable")]
         own = bins[sorted_by_bin]
         rank = np.arange(len(own)) - np.searchsorted(own, own)  # within the bin
         which.append(sorted_by_bin)

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -28,6 +29,8 @@ CHUNK = 1 << 20
 TRIES = 3  # of one address, each resuming where the one before stopped
 LONGEST_LINE = 1 << 24  # bytes of a line in a text, far above those of any set
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", "_release.gz")
+
+Entry = tuple[str, str, IO[bytes]]  # of a source: its name, its place for an error, and its content
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,8 @@ class Remote:
                         part.replace(target)
                     return target
                 failures.append(f"{url} (its checksum is {found}, not {self.checksum}: not the official file)")
-        raise BadInput(
-            f"{self.name} cannot be downloaded: run '{command}', where DIR is a folder that has it, or try again; "
-            f"it is at {' or '.join(failures)}"
-        )
+        advice = f"run '{command}', where DIR is a folder that has it, or try again"
+        raise BadInput(f"{self.name} cannot be downloaded: {advice}; it is at {' or '.join(failures)}")
 
     def _try(self, url: str, part: Path) -> str:
         """Download to ``part``; the checksum of it. What was there before is not trusted twice."""
@@ -141,64 +142,75 @@ class Source:
             raise BadInput(f"there is no folder or archive {self.path}")
 
     def read(self, *names: str, limit: int) -> bytes:
-        """The first of these files that is there, anywhere below the folder; ``.gz`` files are unpacked.
-
-        ``limit`` is the most bytes that the file may have.
-        """
-        for name in names:
-            for _, data in self.files(rf"(.*/)?{re.escape(name)}(\.gz)?", limit=limit):
-                return data
-        raise self._missing(names)
+        """The first of these files that is there, of ``limit`` bytes at most."""
+        return next(self._contents(self._first(names), limit))[1]
 
     def files(self, pattern: str, *, limit: int, total: int | None = None) -> Iterator[tuple[str, bytes]]:
         """Names and contents of all files whose path within the source matches ``pattern`` as a whole.
 
         ``limit`` is the most bytes of each, ``total`` of all together.
         """
-        read = 0
-        for name, place, file in self._entries(pattern):
-            with _readable(place):
-                data = file.read(limit + 1)
-            if len(data) > limit:
-                raise BadInput(f"{place} has more than the {limit:,} bytes that it should have: not the official file")
-            read += len(data)
-            if total is not None and read > total:
-                raise BadInput(
-                    f"{self.path} has more than the {total:,} bytes that it should have: not the official one"
-                )
-            yield name, data
+        return self._contents(self._entries(pattern), limit, total)
 
     def lines(self, *names: str) -> Iterator[str]:
         """The lines of the first of these files that is there, a text in UTF-8, without their ends."""
+        for _, place, file in self._first(names):
+            for number in count(1):
+                with _readable(place):
+                    line = file.readline(LONGEST_LINE + 1)
+                if not line:
+                    return
+                if len(line) > LONGEST_LINE:
+                    raise BadInput(f"{place}, line {number} is too long: this is not the official file")
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    raise BadInput(f"{place}, line {number} is not UTF-8 text: {error}") from None
+                yield text.removesuffix("\n")
+
+    def _contents(self, entries: Iterator[Entry], limit: int, total: int | None = None) -> Iterator[tuple[str, bytes]]:
+        read = 0
+        for name, place, file in entries:
+            with _readable(place):
+                data = file.read(limit + 1)
+            read += len(data)
+            for size, most, what in ((len(data), limit, place), (read, total, self.path)):
+                if most is not None and size > most:
+                    raise BadInput(f"{what} has more than the {most:,} bytes that it should have: not the official one")
+            yield name, data
+
+    def _first(self, names: tuple[str, ...]) -> Iterator[Entry]:
+        """The first of these files that is there, anywhere below the folder; ``.gz`` files are unpacked."""
         for name in names:
-            for _, place, file in self._entries(rf"(.*/)?{re.escape(name)}(\.gz)?"):
-                yield from _lines(file, place)
+            for entry in self._entries(rf"(.*/)?{re.escape(name)}(\.gz)?"):
+                yield entry
                 return
-        raise self._missing(names)
-
-    def _missing(self, names: tuple[str, ...]) -> BadInput:
         where = f": it is in {self.where}" if self.where else ""
-        return BadInput(f"there is no file {' or '.join(names)} in {self.path}{where}")
+        raise BadInput(f"there is no file {' or '.join(names)} in {self.path}{where}")
 
-    def _entries(self, pattern: str) -> Iterator[tuple[str, str, IO[bytes]]]:
-        """Name, place for an error, and content of all files that match."""
-        compiled = re.compile(pattern)
-        if self.path.is_dir():
-            for file in self._walk(compiled):
-                with _readable(str(file)), _unpacked(file) as opened:
-                    yield file.relative_to(self.path).as_posix(), str(file), opened
-        elif self.path.suffix == ".zip":
-            with _readable(str(self.path)):
-                yield from self._from_zip(compiled)
-        elif self.path.name.endswith(TARS):
-            with _readable(str(self.path)):
-                yield from self._from_tar(compiled)
-        elif compiled.fullmatch(self.path.name):
-            with _readable(str(self.path)), _unpacked(self.path) as opened:
-                yield self.path.name, str(self.path), opened
+    def _entries(self, pattern: str) -> Iterator[Entry]:
+        """All files that match."""
+        archive = "" if self.path.is_dir() else self.path.name
+        with _readable(str(self.path)):
+            if archive.endswith(".zip"):
+                yield from self._from_zip(re.compile(pattern))
+            elif archive.endswith(TARS):
+                yield from self._from_tar(re.compile(pattern))
+            else:
+                yield from self._from_folder(re.compile(pattern))
 
-    def _walk(self, pattern: re.Pattern[str]) -> Iterator[Path]:
-        """Matching files, in order. Links are followed, but no folder is entered twice."""
+    def _from_folder(self, pattern: re.Pattern[str]) -> Iterator[Entry]:
+        for name, file in self._walk():
+            if pattern.fullmatch(name):
+                if not file.is_file():  # a pipe would be waited for
+                    raise BadInput(f"{file} is not a file that can be read")
+                with _readable(str(file)), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+                    yield name, str(file), opened  # pyright: ignore[reportReturnType]
+
+    def _walk(self) -> Iterator[tuple[str, Path]]:
+        """Names and paths of all files, in order. Links are followed, but no folder is entered twice."""
+        if self.path.is_file():
+            yield self.path.name, self.path
         entered = set()
         for folder, folders, files in os.walk(self.path, followlinks=True):
             status = os.stat(folder)
@@ -207,12 +219,11 @@ class Source:
                 continue
             entered.add((status.st_dev, status.st_ino))
             folders.sort()
-            relative = Path(folder).relative_to(self.path)
             for file in sorted(files):
-                if pattern.fullmatch((relative / file).as_posix()):
-                    yield Path(folder) / file
+                path = Path(folder, file)
+                yield path.relative_to(self.path).as_posix(), path
 
-    def _from_tar(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, str, IO[bytes]]]:
+    def _from_tar(self, pattern: re.Pattern[str]) -> Iterator[Entry]:
         with tarfile.open(self.path, "r|*", tarinfo=_SmallHeaders) as archive:
             for member in archive:
                 name = self._safe(member.name)
@@ -220,7 +231,7 @@ class Source:
                 if file is not None:
                     yield name, f"{name} in {self.path}", file
 
-    def _from_zip(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, str, IO[bytes]]]:
+    def _from_zip(self, pattern: re.Pattern[str]) -> Iterator[Entry]:
         with zipfile.ZipFile(self.path) as archive:
             for name in archive.namelist():
                 if pattern.fullmatch(self._safe(name)) and not name.endswith("/"):
@@ -230,9 +241,7 @@ class Source:
     def _safe(self, name: str) -> str:
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts:
-            raise BadInput(
-                f"{self.path} has a member {name!r} that points outside of the archive: this is not the official file"
-            )
+            raise BadInput(f"{self.path} has a member {name!r} that points outside of the archive: not official")
         return path.as_posix()
 
 
@@ -259,31 +268,6 @@ def _readable(place: str) -> Iterator[None]:
             raise BadInput(f"{place} cannot be read: {error.strerror or error}") from error
         reason = shorten(str(error) or type(error).__name__)
         raise BadInput(f"{place} is damaged or incomplete ({reason}): get it again") from error
-
-
-@contextmanager
-def _unpacked(file: Path) -> Iterator[IO[bytes]]:
-    if not file.is_file():  # a pipe would be waited for
-        raise BadInput(f"{file} is not a file that can be read")
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-        yield stream  # pyright: ignore[reportReturnType]
-
-
-def _lines(file: IO[bytes], place: str) -> Iterator[str]:
-    number = 0
-    while True:
-        number += 1
-        with _readable(place):
-            line = file.readline(LONGEST_LINE + 1)
-        if not line:
-            return
-        if len(line) > LONGEST_LINE:
-            raise BadInput(f"{place}, line {number} is too long: this is not the official file")
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{place}, line {number} is not UTF-8 text: {error}") from None
-        yield text.removesuffix("\n")
 
 
 def official(source: Path | None, remote: Remote, command: str) -> Source:

@@ -8,26 +8,30 @@ their checksums before they are used; ``.verified.json`` notes which were, so th
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import struct
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
 
-from longlens.data.npy import NpyWriter, map_npy
 from longlens.errors import BadInput, LongLensError
-from longlens.files import read_json, sha256, write_json
-from longlens.options import Option
+from longlens.files import SEAL, open_file, read_json, read_sealed, sha256, write_json, write_sealed
+from longlens.options import Option, shorten
 
 FORMAT = 1  # of the folders; a new number makes all sets anew
+HEADER = 128  # bytes of a .npy file, with room for any length
 VERIFIED = ".verified.json"
+ANOTHER_DISK = "make room there, or set LONGLENS_HOME to a folder on another disk"
 RACY = 1_000_000_000  # nanoseconds: a file that is younger may change again without a new time
 
 Details = dict[str, Any]
@@ -89,24 +93,22 @@ class Prepared:
 
     def array(self, split: str, name: str) -> np.ndarray:
         """A memory-mapped array, read-only, as it was written."""
-        file = f"{split}.{name}.npy"
-        return self._retry_locked(file, lambda: self._open(file))
+        return self._open(f"{split}.{name}.npy")
 
     def check(self) -> None:
         """Compare all files with their checksums, but for those that did not change since the last time."""
         for file in list(self.meta["files"]):
-            self._retry_locked(file, lambda file=file: self._open(file))
+            self._open(file)
 
     def verify(self) -> list[str]:
         """What is wrong with the files, in one line each; nothing if all are as they were written."""
         problems = []
         for file, facts in self.meta["files"].items():
-            path = self.folder / file
             try:
-                if not path.is_file():
-                    problems.append(f"{file} is missing")
-                elif sha256(path) != facts["sha256"]:
+                if sha256(self.folder / file) != facts["sha256"]:
                     problems.append(f"{file} was changed after it was written")
+            except FileNotFoundError:
+                problems.append(f"{file} is missing")
             except OSError as error:
                 problems.append(f"{file} cannot be read: {error.strerror or error}")
         return problems
@@ -118,10 +120,8 @@ class Prepared:
 
     def _retry_locked(self, file: str, read: Callable[[], _Read]) -> _Read:
         """Read, and once more under the lock if that fails: another process may be replacing the set."""
-        try:
+        with suppress(OSError, BadInput):
             return read()
-        except (OSError, BadInput):
-            pass
         try:
             with ExitStack() as stack:
                 with suppress(CacheError):  # in a cache that cannot be written, nobody replaces anything
@@ -133,39 +133,42 @@ class Prepared:
 
     def _read_meta(self) -> Details:
         path = self.folder / "meta.json"
-        _check_regular(path)
         meta = read_json(path)
         try:
             known = isinstance(meta["recipe"], dict) and all(type(n) is int for n in meta["details"]["sizes"].values())
             for file, facts in meta["files"].items():
                 known &= Path(file).name == file and type(facts["sha256"]) is str
                 known &= all(type(size) is int for size in facts["shape"])
-            same = "sha256" not in meta or meta["sha256"] == _meta_checksum(meta)  # older sets have none
-        except (TypeError, KeyError, AttributeError, RecursionError):
-            known = same = False
+        except (TypeError, KeyError, AttributeError):
+            known = False
         if not known:
             raise BadInput("it is not complete, or has values of other types")
-        if not same:
-            raise BadInput("it was changed after it was written")
+        if SEAL in meta:  # older sets have none
+            read_sealed(path)
         return meta
 
     def _open(self, file: str) -> np.ndarray:
-        if file not in self.meta["files"]:
-            raise BadInput("meta.json does not list it")
-        path, facts = self.folder / file, self.meta["files"][file]
-        _check_regular(path)
-        with path.open("rb") as opened:
-            self._compare(path, os.fstat(opened.fileno()), facts["sha256"])
-            array = map_npy(opened)
-        if list(array.shape) != facts["shape"]:
-            raise BadInput(f"its shape is {array.shape}")
-        return array
+        def read() -> np.ndarray:
+            if file not in self.meta["files"]:
+                raise BadInput("meta.json does not list it")
+            facts = self.meta["files"][file]
+            with open_file(self.folder / file) as opened:
+                self._compare(self.folder / file, os.fstat(opened.fileno()), facts["sha256"])
+                array = map_npy(opened)
+            if list(array.shape) != facts["shape"]:
+                raise BadInput(f"its shape is {array.shape}")
+            return array
+
+        return self._retry_locked(file, read)
 
     def _compare(self, path: Path, status: os.stat_result, checksum: str) -> None:
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, checksum]
         if self._compared.get(path.name) == stamp:
             return
-        record = self._read_record()
+        record: Any = {}
+        with suppress(OSError, BadInput):
+            record = read_json(self.folder / VERIFIED)
+        record = record if isinstance(record, dict) else {}
         if record.get(path.name) != stamp:
             if sha256(path) != checksum:
                 raise BadInput("it was changed after it was written")
@@ -174,20 +177,61 @@ class Prepared:
                     write_json(self.folder / VERIFIED, record | {path.name: stamp})
         self._compared[path.name] = stamp
 
-    def _read_record(self) -> dict[str, Any]:
-        path = self.folder / VERIFIED
-        try:
-            record = read_json(path) if path.is_file() else {}
-        except (OSError, BadInput):
-            record = {}
-        return record if isinstance(record, dict) else {}
-
     def _damaged(self, file: str, reason: object) -> CacheError:
         said = getattr(reason, "strerror", None) or reason  # of the system, without the number of the error
-        return CacheError(
-            f"the prepared set {self.folder} is damaged: {file}: {said}; make it again by 'longlens data prepare' "
-            "for its task with --force, or delete the folder"
-        )
+        again = "make it again by 'longlens data prepare' for its task with --force, or delete the folder"
+        return CacheError(f"the prepared set {self.folder} is damaged: {file}: {said}; {again}")
+
+
+def map_npy(file: BinaryIO) -> np.ndarray:
+    """The array of an opened .npy file, memory-mapped and read-only. BadInput if it is not one of plain values."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with warnings.catch_warnings(action="ignore"):  # of Python 2
+            shape, is_fortran, dtype = read(file)
+        if dtype.hasobject or dtype.itemsize == 0 or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"it has {dtype} {shape}")
+    except Exception as error:  # numpy reads the header as Python, and what is written there may raise anything
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"it is not a .npy file of plain values ({shorten(first)})") from None
+    start = file.tell()
+    there = os.fstat(file.fileno()).st_size - start
+    if math.prod(shape) * dtype.itemsize != there:
+        raise BadInput(f"its header says {dtype} {shorten(shape)}, and {there:,} bytes follow, which is not that")
+    return np.memmap(file, dtype, "r", start, shape, "F" if is_fortran else "C")
+
+
+class NpyWriter:
+    """A .npy file that grows along its first axis; its header is written last.
+
+    The header is spelled out here, as the checksums of a set must not depend on the version of numpy.
+    """
+
+    def __init__(self, path: Path, first: np.ndarray):
+        self.file: BinaryIO = path.open("wb")
+        self.file.write(bytes(HEADER))
+        self.dtype = first.dtype
+        self.tail = first.shape[1:]
+        self.length = 0
+
+    def append(self, piece: np.ndarray) -> None:
+        if piece.dtype != self.dtype or piece.shape[1:] != self.tail:
+            raise ValueError(f"a piece of {piece.dtype} {piece.shape[1:]} after pieces of {self.dtype} {self.tail}")
+        self.file.write(np.ascontiguousarray(piece).data)
+        self.length += len(piece)
+
+    def close(self) -> list[int]:
+        """Write the header, and bring the file to the disk. Returns its shape."""
+        shape = (self.length, *self.tail)
+        facts = repr({"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape})
+        text = facts.encode().ljust(HEADER - 11) + b"\n"
+        self.file.seek(0)
+        self.file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return list(shape)
 
 
 class Writer:
@@ -197,13 +241,14 @@ class Writer:
         self.folder = folder
         self._arrays: dict[str, NpyWriter] = {}
 
-    def append(self, split: str, name: str, piece: np.ndarray) -> None:
-        """Add ``piece`` along the first axis of an array."""
-        file = f"{split}.{name}.npy"
+    def append(self, split: str, **pieces: np.ndarray) -> None:
+        """Add to the arrays of a split, along their first axis: ``append("train", values=…, labels=…)``."""
         with cache_errors():
-            if file not in self._arrays:
-                self._arrays[file] = NpyWriter(self.folder / file, piece)
-            self._arrays[file].append(piece)
+            for name, piece in pieces.items():
+                file = f"{split}.{name}.npy"
+                if file not in self._arrays:
+                    self._arrays[file] = NpyWriter(self.folder / file, piece)
+                self._arrays[file].append(piece)
 
     def finish(self, identity: Mapping[str, Any], details: Details) -> None:
         if "sizes" not in details:
@@ -213,7 +258,7 @@ class Writer:
             for name, array in self._arrays.items():
                 files[name] = {"shape": array.close(), "sha256": sha256(self.folder / name)}
             meta = {"recipe": {"format": FORMAT, **identity}, "details": details, "files": files}
-            write_json(self.folder / "meta.json", meta | {"sha256": _meta_checksum(meta)})
+            write_sealed(self.folder / "meta.json", meta)
 
     def abandon(self) -> None:
         for array in self._arrays.values():
@@ -221,10 +266,9 @@ class Writer:
                 array.file.close()
 
 
-Build = Callable[[Writer], Details]
-
-
-def prepare(name: str, identity: Mapping[str, Any], build: Build, *, force: bool = False) -> Prepared:
+def prepare(
+    name: str, identity: Mapping[str, Any], build: Callable[[Writer], Details], *, force: bool = False
+) -> Prepared:
     """The set of this identity, from the cache, or made by ``build`` and put there."""
     folder = set_folder(name, identity)
     if is_prepared(folder) and not force:
@@ -242,25 +286,18 @@ def prepare(name: str, identity: Mapping[str, Any], build: Build, *, force: bool
         try:
             writer.finish(identity, build(writer))
             with cache_errors():
-                _replace(folder, new, old)
+                if folder.exists():
+                    folder.rename(old)
+                new.rename(folder)
             _remove(parts_folder(folder))
         finally:
             writer.abandon()
+            if old.exists() and not folder.exists():  # which could not be replaced
+                old.rename(folder)
             _remove(new, old)
             with suppress(OSError):  # finished parts are kept for the next try
                 parts_folder(folder).rmdir()
     return Prepared(folder)
-
-
-def _replace(folder: Path, new: Path, old: Path) -> None:
-    if folder.exists():
-        folder.rename(old)
-    try:
-        new.rename(folder)
-    except OSError:
-        if old.exists():
-            old.rename(folder)
-        raise
 
 
 def _remove(*folders: Path) -> None:
@@ -310,10 +347,8 @@ def cache_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(
-            f"cannot write to the cache folder {home()}: {error.strerror or error}; make room there and close "
-            "what uses it, or set LONGLENS_HOME to a folder on another disk"
-        ) from error
+        reason = error.strerror or error
+        raise CacheError(f"cannot write to the cache folder {home()}: {reason}; {ANOTHER_DISK}") from error
 
 
 def parts_folder(folder: Path) -> Path:
@@ -323,15 +358,3 @@ def parts_folder(folder: Path) -> Path:
 
 def _beside(folder: Path, suffix: str) -> Path:
     return folder.with_name(f"{folder.name}.{suffix}")
-
-
-def _check_regular(path: Path) -> None:
-    """A folder, a pipe or a device would be read forever, or not at all."""
-    path.stat()
-    if not path.is_file():
-        raise BadInput("it is not a file")
-
-
-def _meta_checksum(meta: Mapping[str, Any]) -> str:
-    content = {key: meta[key] for key in ("recipe", "details", "files")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -86,7 +86,5 @@ def check_address(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
     except OSError as error:
-        reason = error.strerror or error
-        raise BadInput(
-            f"no Ray cluster answers at {address} ({reason}): start one there, or leave the address out"
-        ) from None
+        answer = f"no Ray cluster answers at {address} ({error.strerror or error})"
+        raise BadInput(f"{answer}: start one there, or leave the address out") from None

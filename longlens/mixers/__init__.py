@@ -16,9 +16,7 @@ def _layers() -> dict[str, str]:
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_") or name not in _layers():
-        raise AttributeError(
-            f"module 'longlens.mixers' has no attribute {name!r}; its layers are {', '.join(_layers())}"
-        )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its layers are {', '.join(_layers())}")
     return find_mixer(_layers()[name]).layer
 
 

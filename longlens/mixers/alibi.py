@@ -2,9 +2,8 @@
 
     y_i = Σ_{j<=i} softmax_j(q_i·k_j / √d - m·(i - j)) · v_j,        slopes m = 2^(-8/H), 2^(-16/H), … for H heads
 
-The biases are the only positions that it knows. With smoothing, the weights also pass the moving average of LaS
-attention; both in chunks of 128 are rows of the LaS paper's Table 4. (Its Eq. 2 prints the bias divided by √d, too;
-here it is Press et al.'s, who do not.) ``longlens.ops.alibi`` has the formula, written out.
+With smoothing, the weights also pass the moving average of LaS attention; both in chunks of 128 are rows of the LaS
+paper's Table 4. (Its Eq. 2 divides the bias by √d, too; Press et al. do not.) The reference is in ``longlens.ops``.
 """
 
 from typing import Literal, Unpack
@@ -32,17 +31,7 @@ from longlens.options import Odd, Probability, Size
     window=5,
 )
 class AlibiAttention(CachedAttention):
-    """Causal multi-head self-attention with linear biases. (B, L, D) -> (B, L, D), with the parameters of attention.
-
-    Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
-        window: Odd window P of the moving average over the weights; none turns smoothing off.
-        side: Side of the window: past, or centered as in the paper, which sees (P - 1) / 2 later tokens.
-        chunk_size: Length of independent chunks; none for the whole sequence.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
-    """
+    """Causal multi-head self-attention with linear biases. (B, L, D) -> (B, L, D), with the parameters of attention."""
 
     def __init__(
         self,

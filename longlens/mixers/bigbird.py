@@ -5,15 +5,14 @@ The sequence is cut into blocks of ``block_size`` tokens. A query q (d,) in bloc
     y = Σ_j softmax_j(q·k_j/√d)·v_j,   j in one of the blocks near(i) ∪ first ∪ random(i)
 
 near(i) are ``window_blocks`` blocks around i, random(i) others for each i and each head, and first the global blocks,
-which attend to everything themselves.
+which attend to everything themselves. The causal form attends to the past of all this.
 
-Unlike published code, a sequence has the same result however long it is padded, in training as in evaluation. So all
-global blocks are at the beginning: after padding, the last block is another one. And the random blocks are chosen once,
-among those of the longest sequence, of which a shorter one has fewer. The causal form attends to the past of all this.
-``block_sparse_attention_reference`` in ``longlens.ops.block_sparse`` is the formula with a mask (L, L) for each head.
+Unlike published code, a sequence has the same result however long it is padded: all global blocks are at the beginning,
+and the random blocks are chosen once, among those of the longest sequence, of which a shorter one has fewer. The
+reference, with a mask (L, L) for each head, is in ``longlens.ops.block_sparse``.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,37 +23,17 @@ from longlens.ops.block_sparse import block_sparse_attention
 from longlens.options import Count, Odd, Probability, Seed, Size
 
 
-def choose_blocks(heads: int, blocks: int, count: int, *, first: int, reach: int, seed: int) -> Tensor:
-    """For each head and query block i, ``count`` of the blocks from ``first`` on that are more than ``reach`` away from
-    i, without repetition; -1 where there are not so many: (heads, blocks, count)."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    number = torch.arange(blocks, device="cpu")
-    chosen = torch.full((heads, blocks, count), -1, device="cpu")
-    for i in range(blocks):
-        possible = number[(number >= first) & ((number - i).abs() > reach)]
-        shuffled = torch.rand(heads, len(possible), generator=generator, device="cpu").argsort(dim=-1)[:, :count]
-        chosen[:, i, : shuffled.shape[1]] = possible[shuffled]
-    return chosen
-
-
 @register("bigbird", "BigBird: attention to near, first and random blocks", Traits(stable=True, cost="L"))
 class BlockSparseAttention(MultiHead):
     """Multi-head attention between blocks: those nearby, the first ones, and a few random ones. (B, L, D) -> (B, L, D).
-
     The defaults are those of the paper's base model (ITC) and of the arena.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
         block_size: Number of tokens in a block.
         window_blocks: Odd number of blocks around each, itself included.
         global_blocks: Number of first blocks that attend to all and that all attend to.
         random_blocks: Number of random blocks that a block attends to, others in each head.
         seed: Seed of the random blocks.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
         max_length: Length of the longest sequence; in longer ones the random blocks repeat.
     """
 
@@ -84,9 +63,18 @@ class BlockSparseAttention(MultiHead):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The projections are random, and the random blocks follow from the seed."""
+        """The projections are random. By the seed, each head and block i chooses among the blocks that are neither
+        global nor near, without repetition; -1 where there are not enough."""
         super().reset_parameters()
-        self.chosen.copy_(choose_blocks(*self.chosen.shape, first=self.global_blocks, reach=self.reach, seed=self.seed))
+        heads, blocks, count = self.chosen.shape
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        number = torch.arange(blocks, device="cpu")
+        chosen = torch.full((heads, blocks, count), -1, device="cpu")
+        for i in range(blocks):
+            possible = number[(number >= self.global_blocks) & ((number - i).abs() > self.reach)]
+            shuffled = torch.rand(heads, len(possible), generator=generator, device="cpu").argsort(dim=-1)[:, :count]
+            chosen[:, i, : shuffled.shape[1]] = possible[shuffled]
+        self.chosen.copy_(chosen)
 
     def pattern(self, blocks: int) -> Tensor:
         """What each block attends to unless it is global: (H, blocks, K), the numbers of blocks, or -1 for none."""
@@ -99,14 +87,7 @@ class BlockSparseAttention(MultiHead):
         return torch.cat([torch.cat([first, near], dim=1).expand(self.heads, -1, -1), far], dim=2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return block_sparse_attention(
-            query,
-            key,
-            value,
-            self.pattern(-(-query.shape[2] // self.block_size)),
-            block_size=self.block_size,
-            global_blocks=self.global_blocks,
-            is_causal=not self.bidirectional,
-            mask=mask,
-            dropout_p=self.dropout_p,
-        )
+        pattern = self.pattern(-(-query.shape[2] // self.block_size))
+        how: dict[str, Any] = {"is_causal": not self.bidirectional, "mask": mask, "dropout_p": self.dropout_p}
+        how |= {"block_size": self.block_size, "global_blocks": self.global_blocks}
+        return block_sparse_attention(query, key, value, pattern, **how)

@@ -1,6 +1,7 @@
 """What several layers share: the check of their inputs, the projections of attention, whole or continued from a cache,
 and the frame around a long convolution."""
 
+import math
 from abc import abstractmethod
 from copy import copy
 from typing import Any, Literal, Unpack
@@ -44,9 +45,31 @@ def check_heads(d_model: int, heads: int, name: str = "heads") -> None:
         raise BadInput(f"{name} must divide the width of the layer, got {name}={heads} and a width of {d_model}")
 
 
+def check_order(**limits: float) -> None:
+    (low, smaller), (high, larger) = limits.items()
+    if smaller > larger:
+        raise BadInput(f"{low} must be at most {high}, got {low}={smaller} and {high}={larger}")
+
+
+def log_uniform_(log_dt: Tensor, dt_min: float, dt_max: float) -> Tensor:
+    """Fill with log Δ, for step sizes Δ between the two, uniform on a logarithmic scale."""
+    check_order(dt_min=dt_min, dt_max=dt_max)
+    return nn.init.uniform_(log_dt, math.log(dt_min), math.log(dt_max))
+
+
 def hide_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, L, D) with 0 in the place of padding."""
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, L, D) -> (B, H, L, d)"""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, L, d) -> (B, L, D)"""
+    return x.transpose(1, 2).flatten(2)
 
 
 def has_kernel(layer: nn.Module) -> bool:
@@ -56,15 +79,7 @@ def has_kernel(layer: nn.Module) -> bool:
 
 class MultiHead(nn.Module):
     """Queries, keys and values of several heads, and a projection of what they attend to. A layer derives from it and
-    writes ``attend``.
-
-    Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
-    """
+    writes ``attend``."""
 
     parts = 3  # of in_proj: queries, keys and values
 
@@ -120,20 +135,16 @@ class MultiHead(nn.Module):
 
     def _split(self, x: Tensor) -> list[Tensor]:
         """(B, L, D) -> each projection, (B, H, L, d)"""
-        parts = self.in_proj(x).chunk(self.parts, dim=-1)
-        return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
+        return [split_heads(part, self.heads) for part in self.in_proj(x).chunk(self.parts, dim=-1)]
 
     def _merge(self, attended: Tensor) -> Tensor:
-        """(B, H, L, d) -> (B, L, D)"""
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
+        return self.out_proj(merge_heads(attended))
 
 
 class LaSCache:
-    """What a layer remembers between the steps of decoding: keys and smoothed values of all tokens so far (of the
-    current chunk, for LaS-chunk), and the last few values as they were, which the next tokens' smoothing needs.
-
-    Start with an empty one for each layer and sequence: ``layer(x, cache=cache)``.
-    """
+    """What a layer remembers between the steps of decoding, ``layer(x, cache=cache)``: keys and smoothed values of all
+    tokens so far (of the current chunk, for LaS-chunk), and the last few values as they were, which the next tokens'
+    smoothing needs. Start with an empty one for each layer and sequence."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None  # (B, H, n, d)
@@ -187,7 +198,7 @@ class CachedAttention(MultiHead):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
         """As other layers, or after what is in a cache, to which the tokens of ``x`` are added: in any number of parts,
-        a sequence gives the same as whole."""
+        a sequence gives the same as whole. A new chunk forgets what came before."""
         if cache is None:
             return super().forward(x, mask=mask)
         check_inputs(x, mask, self.d_model)
@@ -197,19 +208,6 @@ class CachedAttention(MultiHead):
             raise BadInput("cache needs a causal layer: bidirectional=False and side='past'")
         if mask is not None:
             raise BadInput("cache does not take a mask: decode sequences of equal length together")
-        return self._continue(x, cache)
-
-    def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
-        """The state is a cache, and the one that was given stays as it is."""
-        check_step(x, self.d_model, causal=self.causal)
-        state = LaSCache() if state is None else copy(state)  # its tensors never change
-        return self(x.unsqueeze(1), cache=state).squeeze(1), state
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return self.attention(query, key, value, **self.attention_options(mask))
-
-    def _continue(self, x: Tensor, cache: LaSCache) -> Tensor:
-        """Attend from new tokens to the cached ones and to each other; a new chunk forgets what came before."""
         outputs = []
         while x.shape[1] > 0 or not outputs:
             room = x.shape[1] if self.chunk_size is None else self.chunk_size - len(cache)
@@ -220,6 +218,15 @@ class CachedAttention(MultiHead):
                 cache.clear()
             x = x[:, room:]
         return torch.cat(outputs, dim=1)
+
+    def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
+        """The state is a cache, and the one that was given stays as it is."""
+        check_step(x, self.d_model, causal=self.causal)
+        state = LaSCache() if state is None else copy(state)  # its tensors never change
+        return self(x.unsqueeze(1), cache=state).squeeze(1), state
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return self.attention(query, key, value, **self.attention_options(mask))
 
     def attention_options(self, mask: Tensor | None) -> AttentionOptions:
         return {
@@ -234,13 +241,8 @@ class CachedAttention(MultiHead):
 
 class Convolution(nn.Module):
     """y = out(gelu(k * x + skip ⊙ x)), the frame that S4 and its successors have around their kernels, with
-    out(u) = a ⊙ σ(b) for the two halves a, b of a projection of u. A layer derives from it and writes ``kernel``.
-
-    Args:
-        d_model: Width D: channels, each with a kernel of its own.
-        bidirectional: See both sides, with a second kernel for later inputs.
-        output: Output projection: glu as above, or linear.
-    """
+    out(u) = a ⊙ σ(b) for the two halves a, b of a projection of u, or the projection itself (``output="linear"``). For
+    both sides there is a second kernel for later inputs. A layer derives from it and writes ``kernel``."""
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ class Convolution(nn.Module):
     @abstractmethod
     def kernel(self, length: int) -> Tensor:
         """(D, length): the weights of the inputs 0, 1, … steps back; for both sides (2D, length), of which the last D
-        are the weights of the inputs 1, 2, … steps ahead."""
+        are the weights of the inputs 1, 2, … steps later."""
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""

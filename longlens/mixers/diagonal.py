@@ -1,4 +1,5 @@
-"""What diagonal state spaces share: S4D's kernel, which H3 has as well, and the recurrence of S5 and LRU.
+"""What diagonal state spaces share: kernels that are sums of exponentials, those of S4D, which H3 has as well, and the
+recurrence of S5 and LRU.
 
 Shapes: B sequences, L steps, D channels, N complex states (of conjugate pairs one each), K kernels: D, or 2D for both
 sides.
@@ -6,27 +7,35 @@ sides.
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.errors import BadInput
 from longlens.mixers.common import StateSpace, check_inputs, hide_padding
-from longlens.ops.exponentials import as_complex, sum_of_exponentials
+from longlens.ops.checks import at_least_float32
+from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
-from longlens.ops.precision import at_least_float32
 from longlens.ops.scan import linear_scan
 
 Discretization = Literal["zoh", "bilinear"]
 
 
-def check_order(**limits: float) -> None:
-    """Refuse a lower limit that is above the upper one."""
-    (low, smaller), (high, larger) = limits.items()
-    if smaller > larger:
-        raise BadInput(f"{low} must be at most {high}, got {low}={smaller} and {high}={larger}")
+class DiagonalSpace(StateSpace):
+    """A state space for each channel, whose kernel is a sum of exponentials. A layer derives from it and writes
+    ``modes``."""
+
+    @abstractmethod
+    def modes(self) -> tuple[Tensor, Tensor]:
+        """The weights (K, N) and rates (D or 1, N) of the exponentials."""
+
+    def kernel(self, length: int) -> Tensor:
+        return sum_of_exponentials(*self.modes(), length)
+
+    def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The state is (B, D, N)."""
+        return step_exponentials(*self.modes(), x, state)
 
 
 def s4d_frequencies(init: Literal["lin", "inv", "legs"], state_size: int) -> Tensor:
@@ -54,11 +63,6 @@ def s4d_modes(c: Tensor, a: Tensor, dt: Tensor, discretization: Discretization =
     else:
         rates, inputs = torch.log((1 + scaled / 2) / (1 - scaled / 2)), dt / (1 - scaled / 2)
     return 2 * c * inputs.repeat(c.shape[0] // inputs.shape[0], 1), rates
-
-
-def s4d_kernel(c: Tensor, a: Tensor, dt: Tensor, length: int, discretization: Discretization = "zoh") -> Tensor:
-    """The kernels (K, length) of C (K, N), A (D or 1, N) and Δ (D, 1)."""
-    return sum_of_exponentials(*s4d_modes(c, a, dt, discretization), length)
 
 
 class DiagonalRecurrence(StateSpace):

@@ -7,25 +7,24 @@ the same Λ (N complex numbers), each has weights w and a step size Δ; with λ 
 and y = out(gelu(k * x + skip ⊙ x)), see ``Convolution``. Λ is initialized as the eigenvalues of the HiPPO-LegS matrix
 of size 2N without its part of rank one, those with a positive imaginary part.
 
-In the paper M is the length L of the batch, so that the outputs of a sequence would change with the padding around it.
-Here M is fixed, by default as the longest length that the layer is built for: inputs of that length get the paper's
-kernel. A softmax also allows Re Λ > 0, exponentials that grow with distance: they are computed from the far end, where
-they are 1.
+In the paper M is the length of the batch, so that outputs would change with the padding. Here it is fixed, by default
+as the longest length that the layer is built for. A softmax also allows Re Λ > 0, exponentials that grow with distance:
+they are computed from the far end, where they are 1.
 
 Shapes: B sequences, D channels, N states, K kernels: D, or 2D for both sides.
 """
 
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_order
+from longlens.mixers.common import log_uniform_
+from longlens.mixers.diagonal import DiagonalSpace
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
-from longlens.ops.exponentials import as_complex, log_uniform_, step_exponentials, sum_of_exponentials
+from longlens.ops.checks import at_least_float32
+from longlens.ops.exponentials import as_complex, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
-from longlens.ops.precision import at_least_float32
 from longlens.options import Positive, Size
 
 _EPSILON = 1e-7  # of the official code, against a division by 0
@@ -46,11 +45,6 @@ def dss_exp_modes(weights: Tensor, poles: Tensor, scaled: Tensor) -> tuple[Tenso
     """The weights (K, N) and rates (D, N) of the exponentials of DSS-exp, of w (K, N), Λ (N,) and λ (D, N)."""
     inputs = torch.expm1(scaled) * poles.conj() / poles.abs().square().clamp(_EPSILON)
     return weights * _for_kernels(inputs, weights), scaled
-
-
-def dss_exp_kernel(weights: Tensor, poles: Tensor, scaled: Tensor, length: int) -> Tensor:
-    """The kernels (K, length) of DSS-exp."""
-    return sum_of_exponentials(*dss_exp_modes(weights, poles, scaled), length)
 
 
 def dss_softmax_modes(
@@ -86,22 +80,15 @@ def _for_kernels(x: Tensor, weights: Tensor) -> Tensor:
     "diagonal state space with a softmax",
     Traits(decays=True, stable=True, complex=True, cost="L log L", state="2·D·state_size"),
 )
-class DSS(StateSpace):
-    """Diagonal state spaces. (B, L, D) -> (B, L, D).
-
-    The defaults are those of the authors' configs for the Long Range Arena, but for the output, which is linear there;
-    with glu, as in their later configs, it has about the parameters of attention.
+class DSS(DiagonalSpace):
+    """Diagonal state spaces. (B, L, D) -> (B, L, D). The defaults are those of the authors' configs for the Long Range
+    Arena, but for the output, which is linear there, and glu in their later configs.
 
     Args:
-        d_model: Width D.
         variant: Form of the kernel: softmax, or exp, which needs no length.
         state_size: State size N of each channel, in complex numbers.
         softmax_length: Length M of the softmax; none for the longest length of the task.
         separate_dt: Use one step size for the real part of Λ and another for the imaginary part.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
-        bidirectional: See both sides, with a second set of weights for later inputs.
-        output: Output projection: glu (gated) or linear.
         max_length: Longest length of the task, for a softmax without a length of its own.
     """
 
@@ -123,7 +110,6 @@ class DSS(StateSpace):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_order(dt_min=dt_min, dt_max=dt_max)
         self.variant, self.state_size = variant, state_size
         self.softmax_length = max_length if softmax_length is None else softmax_length
         self.dt_min, self.dt_max = dt_min, dt_max
@@ -143,17 +129,19 @@ class DSS(StateSpace):
             self.imag.copy_(poles.imag)
         nn.init.normal_(self.weights)
 
+    def modes(self) -> tuple[Tensor, Tensor]:
+        return dss_exp_modes(*self.system())
+
     def kernel(self, length: int) -> Tensor:
         if self.variant == "exp":
-            return dss_exp_kernel(*self.system(), length)
+            return super().kernel(length)
         return dss_softmax_kernel(*self.system(), length, self.softmax_length)
 
-    def recur(self, x: Tensor, state: tuple[Tensor, int] | None) -> tuple[Tensor, tuple[Tensor, int]]:
-        """The state is (B, D, N) and the number of steps so far."""
-        past, t = (None, 0) if state is None else state
+    def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The state is (B, D, N), and for a softmax the number of steps so far."""
         if self.variant == "exp":
-            y, past = step_exponentials(*dss_exp_modes(*self.system()), x, past)
-            return y, (past, t + 1)
+            return super().recur(x, state)
+        past, t = (None, 0) if state is None else state
         # What grows is summed as exp(rate·j)·u_j for step j and read with exp(rate·(M - 1 - t)): neither overflows.
         weights, rates, grows = dss_softmax_modes(*self.system(), self.softmax_length)
         growing, decaying = torch.where(grows, rates, 0), torch.where(grows, 0, rates)

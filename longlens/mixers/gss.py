@@ -8,8 +8,7 @@ few channels, H < D, and a gate of many, F > D.
 
     DSS(u) = k * u + skip ⊙ u,   k[l] = Re Σ_n c_n·(exp(Λ_n) - 1)/Λ_n·exp(Λ_n·l),   Λ = -exp(a) + i·exp(ω)
 
-with Λ the same in all channels, no step size, and all of a, ω, c and skip initialized as normal numbers. The block of
-the paper has a norm before it and a residual around it, as one here, but no feedforward part after it.
+with Λ the same in all channels, no step size, and all of a, ω, c and skip initialized as normal numbers.
 """
 
 from typing import ClassVar, Unpack
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
 from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.checks import at_least_float32
 from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
-from longlens.ops.precision import at_least_float32
 from longlens.options import Positive, Size
 
 
@@ -33,15 +32,12 @@ from longlens.options import Positive, Size
     Traits(decays=True, stable=True, gated=True, cost="L log L", state="2·D/reduction·state_size"),
 )
 class GSS(nn.Module):
-    """A gated state space. (B, L, D) -> (B, L, D).
-
-    The paper has an expansion of 4 and a state of 512 in a block without a feedforward part; the smaller defaults here
-    leave room for that part.
+    """A gated state space. (B, L, D) -> (B, L, D). The paper has an expansion of 4 and a state of 512 in a block
+    without a feedforward part; the smaller defaults here leave room for that part.
 
     Args:
-        d_model: Width D, a multiple of the reduction.
         expansion: Width of the gate as a multiple of the width of the layer.
-        reduction: Width of the layer as a multiple of the number of channels of the state space.
+        reduction: Width of the layer as a multiple of the number of channels of the state space, a whole number.
         state_size: State size N of each channel of the state space, in complex numbers.
     """
 

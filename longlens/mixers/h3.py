@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
-from longlens.mixers.diagonal import check_order, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
+from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding, log_uniform_
+from longlens.mixers.diagonal import s4d_frequencies, s4d_modes, s4d_system
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.exponentials import log_uniform_, step_exponentials
+from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.options import Even, Positive, Size
 
@@ -39,17 +39,13 @@ from longlens.options import Even, Positive, Size
     ),
 )
 class H3(nn.Module):
-    """Linear attention over two state spaces. (B, L, D) -> (B, L, D).
-
-    The defaults are those of the official code but for ``tied_a``.
+    """Linear attention over two state spaces. (B, L, D) -> (B, L, D). The defaults are those of the official code but
+    for ``tied_a``.
 
     Args:
-        d_model: Width D, a multiple of the width of a head.
-        head_dim: Width d of a head; memory and time grow with it.
+        head_dim: Width d of a head, which divides the width of the layer; memory and time grow with it.
         state_size: State size N of both state spaces, even.
         tied_a: Share one A among all heads; otherwise, as published, there are state_size·D/head_dim parameters more.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "a_real", "a_imag")
@@ -67,7 +63,6 @@ class H3(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(d_model, head_dim, "head_dim")
-        check_order(dt_min=dt_min, dt_max=dt_max)
         self.d_model, self.head_dim = d_model, head_dim
         self.state_size, self.tied_a = state_size, tied_a
         self.dt_min, self.dt_max = dt_min, dt_max
@@ -106,7 +101,7 @@ class H3(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
-        return s4d_kernel(*self.system(), length, "bilinear")
+        return sum_of_exponentials(*s4d_modes(*self.system(), "bilinear"), length)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The state is the last N keys (B, N, D), latest first, and that of the diagonal state space (B, D·d, N/2)."""
@@ -126,8 +121,6 @@ class H3(nn.Module):
 
     def _write(self, key: Tensor, value: Tensor) -> Tensor:
         """The outer product in each head, two of (..., D) -> (..., D·d)."""
-        if self.head_dim == 1:
-            return key * value
         key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in (key, value))
         return (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-3)
 

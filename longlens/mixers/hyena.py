@@ -16,19 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.errors import BadInput
-from longlens.mixers.common import check_inputs, hide_padding
+from longlens.mixers.common import check_inputs, check_order, hide_padding
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
+from longlens.ops.checks import no_autocast, working_dtype
 from longlens.ops.long_conv import long_conv
-from longlens.ops.precision import no_autocast, working_dtype
 from longlens.options import Positive, Several, Size
-
-
-def position_features(time: Tensor, bands: int, period: int) -> Tensor:
-    """(L,) -> (L, 1 + 2·bands): how much of the period has passed, and waves of 0 to bands - 1 turns in it."""
-    turns = torch.linspace(1e-4, bands - 1, bands, device=time.device, dtype=time.dtype)
-    angle = (2 * math.pi / period) * time[:, None] * turns
-    return torch.cat([time[:, None] / max(period - 1, 1), angle.cos(), -angle.sin()], dim=-1)
 
 
 @no_autocast  # in bfloat16 neighboring positions would be the same
@@ -47,12 +39,9 @@ def implicit_filters(
 @register("hyena", "gated long convolutions of implicit filters", Traits(decays=True, gated=True, cost="L log L"))
 class Hyena(nn.Module):
     """Long convolutions of implicit filters between gates. (B, L, D) -> (B, L, D), causal, without a recurrence.
-
-    Defaults as in the authors' language model on the Pile, except ``filter_width``, which is 64 there: 32 keeps a layer
-    of width 64 about as large as attention. The features of the positions are fixed.
+    Defaults as in the authors' language model on the Pile, except ``filter_width``, which is 64 there.
 
     Args:
-        d_model: Width D.
         order: Order of the operator: it has order + 1 projections and order - 1 long convolutions.
         filter_width: Hidden width of the network whose outputs are the filters.
         bands: Number of waves among the features of a position, each as cosine and sine.
@@ -85,8 +74,7 @@ class Hyena(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        if fast_decay > slow_decay:
-            raise BadInput(f"fast_decay must be at most slow_decay, got {fast_decay} and {slow_decay}")
+        check_order(fast_decay=fast_decay, slow_decay=slow_decay)
         self.d_model, self.order = d_model, order
         self.bands, self.first_frequency = bands, frequency
         self.fast_decay, self.slow_decay = fast_decay, slow_decay
@@ -104,7 +92,6 @@ class Hyena(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch does it; the frequencies are all the same at first."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 module.reset_parameters()
@@ -113,11 +100,12 @@ class Hyena(nn.Module):
 
     def kernel(self, length: int) -> Tensor:
         """((order - 1)·D, length): the filters of the first convolution, then those of the next."""
-        dtype = working_dtype(self.frequency.dtype)
-        time = torch.arange(length, device=self.frequency.device, dtype=dtype)
-        features = position_features(time, self.bands, self.max_length)
+        factory = {"device": self.frequency.device, "dtype": working_dtype(self.frequency.dtype)}
+        time = torch.arange(length, **factory)[:, None]
+        angle = (2 * math.pi / self.max_length) * time * torch.linspace(1e-4, self.bands - 1, self.bands, **factory)
+        features = torch.cat([time / max(self.max_length - 1, 1), angle.cos(), -angle.sin()], dim=-1)
         slow, fast = math.log(100) / self.slow_decay, math.log(100) / self.fast_decay
-        rates = torch.linspace(slow, fast, (self.order - 1) * self.d_model, device=time.device, dtype=dtype)
+        rates = torch.linspace(slow, fast, (self.order - 1) * self.d_model, **factory)
         rates = rates.unflatten(0, (self.d_model, -1)).T.flatten()  # each convolution has slow and fast ones
         return implicit_filters(list(self.filter.parameters()), self.frequency, features, rates, self.shift)
 

@@ -25,7 +25,6 @@ from longlens.options import NonNegative, Odd, Probability, Size
     "LaS without smoothing",
     Traits(decays=True, stable=True, cost="L²", state="2·L·D"),
     fixed={"window": None, "side": "past", "bidirectional": False},
-    heads=8,
 )
 @register(
     "s-attention",
@@ -33,7 +32,6 @@ from longlens.options import NonNegative, Odd, Probability, Size
     Traits(regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
     fixed={"max_rate": 0.0, "schedule": "exp-uniform", "bidirectional": False},
     needs=("window",),
-    heads=8,
 )
 @register(
     "las",
@@ -41,7 +39,6 @@ from longlens.options import NonNegative, Odd, Probability, Size
     Traits(decays=True, regularized=True, stable=True, cost="L²", state="(2·L + window - 1)·D"),
     fixed={"bidirectional": False},
     needs=("window",),
-    heads=8,
 )
 @register(
     "las-chunk",
@@ -49,7 +46,6 @@ from longlens.options import NonNegative, Odd, Probability, Size
     Traits(decays=True, regularized=True, stable=True, cost="L", state="(2·chunk_size + window - 1)·D"),
     fixed={"bidirectional": False},
     needs=("window", "chunk_size"),
-    heads=8,
     chunk_size=128,
 )
 @register(
@@ -58,33 +54,23 @@ from longlens.options import NonNegative, Odd, Probability, Size
     Traits(decays=True, regularized=True, stable=True, cost="L²"),
     fixed={"bidirectional": True},
     needs=("window",),
-    heads=8,
 )
 class LaSAttention(CachedAttention):
-    """Multi-head self-attention whose scores decay with distance and whose weights are smoothed.
-
-    (B, L, D) -> (B, L, D). It has the parameters of plain attention and no others: the decay rates follow from
-    ``num_heads`` and ``max_rate``. With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
+    """Multi-head self-attention whose scores decay with distance and whose weights are smoothed. (B, L, D) ->
+    (B, L, D), with the parameters of attention. With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
 
     Args:
         embed_dim: Width D, a multiple of the number of heads.
         num_heads: Number of heads H. The first head never decays.
         max_rate: Decay rate B of the last head: a score at distance n is multiplied by exp(-B·n); 0 turns decay off.
-        window: Odd window P of the moving average over the weights; none turns smoothing off.
-        side: Side of the window: past, or centered as in the paper, which sees (P - 1) / 2 later tokens.
-        chunk_size: Length of independent chunks; none for the whole sequence.
-        bidirectional: Attend to both sides.
-        bias: Biases in the projections.
         schedule: Spacing of the decay rates a: exp(-a) runs evenly from 1 to exp(-B) (exp-uniform), or is B·c / (H - 1)
             in head c, as the paper prints it (literal).
-        dropout: Dropout of the attention weights.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
     def __init__(
         self,
         embed_dim: Size,
-        num_heads: Size,
+        num_heads: Size = 8,
         *,
         max_rate: NonNegative = 1e-3,
         window: Odd | None = 5,

@@ -2,9 +2,8 @@
 
     y = softmax(Q·(E·K)ᵀ / √d)·(F·V),        Q, K, V of (L, d) for each head, E and F of (k, L)
 
-Keys and values are projected along the sequence, from L tokens to k, and the queries attend to those: linear in the
-length. E and F are learned for a longest sequence; a shorter one uses their first columns. Each of the k mixes all
-tokens, so it cannot be causal.
+Keys and values are projected along the sequence, from L tokens to k: linear in the length. E and F are learned for a
+longest sequence; a shorter one uses their first columns. Each of the k mixes all tokens, so it cannot be causal.
 """
 
 import math
@@ -36,18 +35,13 @@ def linformer_attention_reference(
     size_note="its projections along the sequence have projected·L parameters",
 )
 class LinformerAttention(MultiHead):
-    """Multi-head self-attention to projections of the sequence. (B, L, D) -> (B, L, D).
-
-    256 projections are the paper's choice, and one for all is the arena's, whose code projects to 16.
+    """Multi-head self-attention to projections of the sequence. (B, L, D) -> (B, L, D). 256 projections are the paper's
+    choice, and one for all is the arena's, whose code projects to 16.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
         projected: Length k to which keys and values are projected.
         share: Sharing of the projections along the sequence: one for keys and values of all heads (key-value), one for
             keys and one for values (headwise), or two for each head (none).
-        bias: Biases in the projections of the width.
-        dropout: Dropout of the attention weights.
         max_length: Length of the longest sequence.
     """
 
@@ -82,24 +76,16 @@ class LinformerAttention(MultiHead):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         length, width = key.shape[-2:]
         if length > self.max_length:
-            raise BadInput(
-                f"x must have at most {self.max_length} tokens, got {length}: build the layer with max_length={length}"
-            )
-        key, value = self._shorten(key, value, mask)
-        query, key, value = pad_heads(query, key, value)
-        scale = width**-0.5
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_p, scale=scale)[..., :width]
-
-    def _shorten(self, key: Tensor, value: Tensor, mask: Tensor | None) -> list[Tensor]:
-        """E·K and F·V: two of (B, H, L, d) -> two of (B, H, k, d). Padding counts as 0."""
-        length = key.shape[-2]
+            raise BadInput(f"x must have at most {self.max_length} tokens, got {length}: choose max_length={length}")
         matrices = self.projections[..., :length].chunk(2)  # E and F of (1 or H, k, L), or only E
-        shortened = []
+        shortened = []  # E·K and F·V, (B, H, k, d), where padding counts as 0
         for x, matrix in zip((key, value), (matrices[0], matrices[-1]), strict=True):
             if len(matrix) == 1:  # all heads are projected alike: as one of the whole width
                 x = x.transpose(1, 2).flatten(2).unsqueeze(1)  # (B, 1, L, D)
             if mask is not None:
                 x = x.masked_fill(~mask[:, None, :, None], 0.0)
             x = torch.einsum("hkl,bhld->bkhd", matrix, x)
-            shortened.append(x.reshape(len(x), self.projected, self.heads, self.d_model // self.heads).transpose(1, 2))
-        return shortened
+            shortened.append(x.reshape(len(x), self.projected, self.heads, width).transpose(1, 2))
+        query, key, value = pad_heads(query, *shortened)
+        p, scale = self.dropout_p, width**-0.5
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=p, scale=scale)[..., :width]

@@ -2,16 +2,14 @@
 
     y_i = Σ_{j in block(i)} softmax_j(q_i·k_j / √d) · v_j,        block(i) = {j : ⌊j / W⌋ = ⌊i / W⌋}
 
-A sequence is cut into blocks of W tokens, and a token attends to those of its own block. The blocks go into the batch,
-(B, H, n·W, d) -> (B·n, H, W, d), which makes it linear in the length. With ``neighbors`` a token also attends to the
-blocks beside its own, so that more layers see further, as in the package local-attention.
-
-The arena's code reshapes a sequence to (W, n): its "blocks" are tokens n apart, which changes with the length of the
-padding. Contiguous blocks, which the name promises, are what is offered here.
+A token attends to those of its own block of W tokens. The blocks go into the batch, (B, H, n·W, d) -> (B·n, H, W, d),
+which makes it linear in the length. With ``neighbors`` a token also attends to the blocks beside its own, as in the
+package local-attention. (The arena's code reshapes a sequence to (W, n): its "blocks" are tokens n apart, and change
+with the length of the padding.)
 """
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -100,19 +98,12 @@ def _blocks(x: Tensor, size: int, around: tuple[int, int]) -> Tensor:
     Traits(decays=True, stable=True, cost="L", state="2·(neighbors + 1)·block_size·D"),
 )
 class LocalAttention(MultiHead):
-    """Multi-head self-attention within blocks. (B, L, D) -> (B, L, D), with the parameters of attention.
-
-    The arena's configs have blocks of 64 tokens for images, and of 50 for text.
+    """Multi-head self-attention within blocks. (B, L, D) -> (B, L, D), with the parameters of attention. The arena's
+    configs have blocks of 64 tokens for images, and of 50 for text.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
         block_size: Number of tokens W in a block.
         neighbors: Number of blocks on each side that a token sees beside its own.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
     def __init__(
@@ -134,16 +125,8 @@ class LocalAttention(MultiHead):
         self.reset_parameters()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return local_attention(
-            query,
-            key,
-            value,
-            self.block_size,
-            neighbors=self.neighbors,
-            is_causal=not self.bidirectional,
-            mask=mask,
-            dropout_p=self.dropout_p,
-        )
+        how: dict[str, Any] = {"is_causal": not self.bidirectional, "mask": mask, "dropout_p": self.dropout_p}
+        return local_attention(query, key, value, self.block_size, neighbors=self.neighbors, **how)
 
     def step(self, x: Tensor, state: LocalState | None = None) -> tuple[Tensor, LocalState]:
         """The state is the keys and values (B, H, n, d) of the blocks in reach, and how many tokens there were."""

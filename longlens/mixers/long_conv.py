@@ -44,21 +44,15 @@ def squashed_kernel_reference(weights: Tensor, length: int, *, squash: float, sm
     size_note="it has a weight for each channel and each position up to the longest sequence",
 )
 class LongConv(Convolution):
-    """A convolution with one learned weight for each channel and distance. (B, L, D) -> (B, L, D).
-
-    Defaults as in the authors' configuration of the layer, with one kernel instead of two for each channel and without
-    its ``kernel_dropout`` of .2. Their arena recipes see both sides for Pathfinder only, and have ``squash`` from .001
-    there to .004 for Retrieval. Their code can also start at random, where most weights are below ``squash`` and do not
-    learn.
+    """A convolution with one learned weight for each channel and distance. (B, L, D) -> (B, L, D). Defaults as in the
+    authors' configuration of the layer, with one kernel instead of two for each channel and without its
+    ``kernel_dropout`` of .2. Their arena recipes have ``squash`` from .001 for Pathfinder to .004 for Retrieval.
 
     Args:
-        d_model: Width D.
         squash: Distance λ by which each weight is moved toward 0; smaller ones are 0.
         smooth: Odd window of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
         kernel_dropout: Dropout of the kernel's weights.
         init: Initialization: double-exponential (decaying at rates that grow exponentially with the channel) or random.
-        bidirectional: See both sides, with a second kernel for later inputs.
-        output: Output projection: glu or linear.
         max_length: Length of the kernel.
     """
 

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import Tensor, nn
 
-from longlens.mixers.diagonal import DiagonalRecurrence, check_order, diagonal_recurrence_reference
+from longlens.mixers.common import check_order
+from longlens.mixers.diagonal import DiagonalRecurrence, diagonal_recurrence_reference
 from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.checks import at_least_float32
 from longlens.ops.exponentials import as_complex
-from longlens.ops.precision import at_least_float32
 from longlens.options import Is, Probability, Size
 
 
@@ -37,18 +38,14 @@ from longlens.options import Is, Probability, Size
     ),
 )
 class LRU(DiagonalRecurrence):
-    """A linear recurrence of all channels. (B, L, D) -> (B, L, D).
-
-    The defaults are those for the images of the paper (its Tables 8 and 9: sCIFAR, and Pathfinder, where it is
-    bidirectional).
+    """A linear recurrence of all channels. (B, L, D) -> (B, L, D). The defaults are those for the images of the paper
+    (its Tables 8 and 9: sCIFAR, and Pathfinder, where it is bidirectional).
 
     Args:
-        d_model: Width D.
         state_size: State size N, complex; none for 3/4 of the width, as for Text and sCIFAR, or 1/2 for both sides.
         min_radius: Smallest absolute eigenvalue at initialization (0 for ListOps, 0.5 for Text, 0.999 for Path-X).
         max_radius: Largest absolute eigenvalue at initialization (0.99 for ListOps, 0.9 for Text, 0.9999 for Path-X).
         max_phase: Largest phase of an eigenvalue at initialization (π/10 for Path-X).
-        bidirectional: See both sides.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_decay", "log_phase", "log_scale", "into")

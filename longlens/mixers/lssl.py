@@ -15,12 +15,10 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_order
+from longlens.mixers.common import StateSpace, log_uniform_
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.exponentials import log_uniform_
+from longlens.ops.checks import working_dtype
 from longlens.ops.hippo import hippo_legs
-from longlens.ops.precision import working_dtype
 from longlens.options import Is, Positive, Size
 
 
@@ -40,11 +38,8 @@ def lssl_kernel_reference(a: Tensor, b: Tensor, c: Tensor, dt: Tensor, alpha: fl
 
 
 def lssl_kernel(a: Tensor, b: Tensor, c: Tensor, length: int) -> Tensor:
-    """The kernels (K, length) of Ā (D, N, N), B̄ (D, N) and C (K, N).
-
-    With l = p·T + q it is the product of C·Ā^(p·T) and Ā^q·B̄ for T ≈ √L, both made by doubling from the squares of Ā:
-    never all L states of a channel at once.
-    """
+    """The kernels (K, length) of Ā (D, N, N), B̄ (D, N) and C (K, N). With l = p·T + q it is the product of C·Ā^(p·T)
+    and Ā^q·B̄ for T ≈ √L, both made by doubling from the squares of Ā: never all L states of a channel at once."""
     block = 1 << max(0, round(math.log2(max(length, 1)) / 2))  # T
     right, power = b.unsqueeze(-1), a  # (D, N, T), from one column on
     while right.shape[-1] < block:
@@ -74,21 +69,13 @@ def discretize(a: Tensor, b: Tensor, dt: Tensor, alpha: float = 0.5) -> tuple[Te
 )
 class LSSL(StateSpace):
     """LSSL in the frame of ``Convolution``. (B, L, D) -> (B, L, D). A and B belong to all channels; dt, and C for each
-    side, to one.
-
-    It is LSSL-fixed, with the defaults of the official code except for two: there, a state has as many numbers as there
-    are channels, which takes D⁴ operations, and the output is a linear projection.
+    side, to one. It is LSSL-fixed, with the defaults of the official code except for two: there, a state has as many
+    numbers as there are channels, which takes D⁴ operations, and the output is a linear projection.
 
     Args:
-        d_model: Width D.
-        state_size: State size N of each channel.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
         alpha: Weight α of the discretization, from 0.5 (bilinear rule) to 1 (backward rule).
         learn_a: Learn the dense state matrix A, which may become unstable.
         learn_dt: Learn the step sizes.
-        bidirectional: See both sides, with a second C for later inputs.
-        output: Output projection: glu (gated) or linear.
     """
 
     def __init__(
@@ -107,7 +94,6 @@ class LSSL(StateSpace):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_order(dt_min=dt_min, dt_max=dt_max)
         self.state_size, self.alpha = state_size, alpha
         self.dt_min, self.dt_max = dt_min, dt_max
         self.kernel_parameters: tuple[str, ...] = ("a",) * learn_a + ("log_dt",) * learn_dt

@@ -21,7 +21,6 @@ class LSTM(nn.Module):
     """``nn.LSTM`` of one layer, and a projection of its outputs back to the width. (B, L, D) -> (B, L, D).
 
     Args:
-        d_model: Width D.
         hidden: Number of units H; none for half of the width: with the projection 3.5·D² parameters, where as many
             units as the width would have 9·D².
         forget_bias: Bias of the forget gates at the start (Gers et al. 2000, Jozefowicz et al. 2015); none leaves it
@@ -41,7 +40,6 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As torch does, but for the bias of the forget gates."""
         self.lstm.reset_parameters()
         self.out_proj.reset_parameters()
         if self.forget_bias is not None:

@@ -11,8 +11,7 @@ weights ω ≥ 0 that no other position enters; for each head
     ω_s = softplus(P·W_pq·(x_s·W_pc)ᵀ/√d)  (M)      C_t = 1/t·Σ_{s ≤ t} ω_s ⊗ x_s·W_c  (M, d)
     y_t = softmax(x_t·W_q·C_tᵀ/√d)·C_t
 
-In the original, the packed memory is the next layer's P, and the first layer's alone is learned. A layer here maps
-(B, L, D) to (B, L, D), so each has a learned P of its own.
+In the original, the packed memory is the next layer's P, and the first layer's alone is learned. Here each learns one.
 """
 
 import math
@@ -22,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
+from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding, merge_heads, split_heads
 from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.checks import at_least_float32
 from longlens.ops.linear_attention import causal_product
-from longlens.ops.precision import at_least_float32
 from longlens.options import Probability, Size
 
 
@@ -36,17 +35,13 @@ from longlens.options import Probability, Size
     size_note="each layer learns its 256 memory tokens, and has five projections instead of four",
 )
 class LunaAttention(nn.Module):
-    """Multi-head attention through a packed memory. (B, L, D) -> (B, L, D).
-
-    The defaults are those of Luna-256 and of the official code, XuezheMax's fairseq-apollo.
+    """Multi-head attention through a packed memory. (B, L, D) -> (B, L, D). The defaults are those of Luna-256 and of
+    the official code, XuezheMax's fairseq-apollo.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
         heads: Number of heads H of both attentions.
         memory: Number of memory tokens M.
         activation: Activation of the causal weights ω: softplus, log₂(1 + 2ˣ), or elu, elu(x) + 1; both are 1 at 0.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
         dropout: Dropout of the weights of both attentions.
     """
 
@@ -68,10 +63,8 @@ class LunaAttention(nn.Module):
         self.activation, self.dropout = activation, dropout
         self.bidirectional = bidirectional
         self.memory = nn.Parameter(torch.empty(memory, d_model, **factory))
-        self.pq_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
-        self.pc_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
-        self.q_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
-        self.c_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
+        self.pq_proj, self.pc_proj = (nn.Linear(d_model, d_model, bias=bias, **factory) for _ in range(2))
+        self.q_proj, self.c_proj = (nn.Linear(d_model, d_model, bias=bias, **factory) for _ in range(2))
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
         self.reset_parameters()
 
@@ -88,7 +81,7 @@ class LunaAttention(nn.Module):
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
         attended = self._both_sides(x, mask) if self.bidirectional else self._causal(x, mask)
-        return self.out_proj(self._merge(attended))
+        return self.out_proj(merge_heads(attended))
 
     def _both_sides(self, x: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = self.dropout if self.training else 0.0
@@ -97,7 +90,7 @@ class LunaAttention(nn.Module):
         if mask is not None:  # a row without tokens packs its padding, which is 0
             mask = (mask | ~mask.any(dim=1, keepdim=True))[:, None, None, :]
         packed = F.scaled_dot_product_attention(questions, context, context, attn_mask=mask, dropout_p=dropout_p)
-        packed = self._split(self.c_proj(self._merge(packed)))  # (B, H, M, d)
+        packed = self._split(self.c_proj(merge_heads(packed)))  # (B, H, M, d)
         return F.scaled_dot_product_attention(self._split(self.q_proj(x)), packed, packed, dropout_p=dropout_p)
 
     def _causal(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -135,13 +128,7 @@ class LunaAttention(nn.Module):
         return self._split(self.pq_proj(self.memory).unsqueeze(0))
 
     def _split(self, x: Tensor) -> Tensor:
-        """(B, L, D) -> (B, H, L, d)"""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-    @staticmethod
-    def _merge(x: Tensor) -> Tensor:
-        """(B, H, L, d) -> (B, L, D)"""
-        return x.transpose(1, 2).flatten(2)
+        return split_heads(x, self.heads)
 
 
 def luna_reference(layer: LunaAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -153,11 +140,11 @@ def luna_reference(layer: LunaAttention, x: Tensor, mask: Tensor | None = None) 
     scores = packing @ questions.mT / root  # (B, H, L, M)
     if layer.bidirectional:
         weights = scores.masked_fill(~tokens, -math.inf).softmax(dim=2)
-        packed = layer._split(layer.c_proj(layer._merge(weights.mT @ packing))).unsqueeze(2)  # (B, H, 1, M, d)
+        packed = layer._split(layer.c_proj(merge_heads(weights.mT @ packing))).unsqueeze(2)  # (B, H, 1, M, d)
     else:
         weights = torch.log2(1 + 2**scores) if layer.activation == "softplus" else F.elu(scores) + 1
         context = layer._split(layer.c_proj(x))
         sums = ((weights * tokens).unsqueeze(-1) * context.unsqueeze(-2)).cumsum(dim=2)  # (B, H, L, M, d)
         packed = sums / tokens.cumsum(dim=2).clamp_min(1).unsqueeze(-1)
     attention = (query.unsqueeze(-2) @ packed.mT / root).softmax(dim=-1)  # (B, H, L, 1, M)
-    return layer.out_proj(layer._merge((attention @ packed).squeeze(-2)))
+    return layer.out_proj(merge_heads((attention @ packed).squeeze(-2)))

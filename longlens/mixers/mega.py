@@ -12,11 +12,10 @@ keys are made of it, and two gates, for D channels, Z = ``shared`` and H = ``exp
 f(s) is relu(s)² or laplace, Φ(2√π·(s - √½)) with the normal distribution Φ, which has the same value and slope at √½.
 
 For both sides, a second average with its own parameters runs from the end. Both include the token itself, as in the
-code released with the paper; a later version of that code leaves the token out of the second average.
+code released with the paper.
 
 The residual is part of the layer: y = x + u ⊙ (h - x). A block adds x to what its mixer returns, so this one returns
-u ⊙ (h - x). With ``prenorm=False``, as published for text, the block is then the published layer; with prenorm, its
-mixer knows only norm(x), and returns u ⊙ (h - norm(x)).
+u ⊙ (h - x). With ``prenorm=False``, as published for text, the block is then the published layer.
 """
 
 import math
@@ -36,6 +35,7 @@ from longlens.ops.toeplitz_attention import toeplitz_attention
 from longlens.options import Positive, Probability, Size
 
 DENSE_LENGTH = 512  # up to here a matrix of all pairs is about as fast
+EMA_PARAMETERS = ("delta", "alpha", "beta", "gamma")
 
 
 def ema_terms(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,23 +44,6 @@ def ema_terms(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tupl
     # log1p keeps the digits of slow averages, whose q is almost 1; q = 0 would have no logarithm.
     forgotten = (p * torch.sigmoid(alpha)).clamp(max=1 - torch.finfo(delta.dtype).eps)
     return p * beta * gamma / math.sqrt(delta.shape[-1]), torch.log1p(-forgotten)
-
-
-def ema_kernel(
-    delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, length: int, *, bidirectional: bool = False
-) -> Tensor:
-    """The weights (D, length) of the inputs 0, 1, … steps back, from four parameters (D, N).
-
-    For both sides they are (2D, N), and so is the result (2D, length): its second half are the weights of the inputs
-    1, 2, … steps later. The weight that the second average gives the token itself is added to that of the first.
-    """
-    weights, rates = ema_terms(delta, alpha, beta, gamma)
-    if not bidirectional:
-        return sum_of_exponentials(weights, rates, length)
-    past, later = weights.chunk(2)
-    one_step_on = later * rates.chunk(2)[1].exp()
-    kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, length)
-    return kernel + F.pad(later.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(later)))
 
 
 def ema_reference(x: Tensor, delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
@@ -77,11 +60,9 @@ def ema_reference(x: Tensor, delta: Tensor, alpha: Tensor, beta: Tensor, gamma: 
 
 
 def toeplitz(values: Tensor) -> Tensor:
-    """(2L - 1,), one value for each distance j - i from 1 - L to L - 1 -> the (L, L) matrix with values[j - i + L - 1].
-
-    A row of 2L numbers, repeated and cut into rows of 2L - 1, moves on by one from row to row. An index would do the
-    same, though its gradient would be added up one number at a time.
-    """
+    """(2L - 1,), one value for each distance j - i from 1 - L to L - 1 -> the (L, L) matrix with values[j - i + L - 1]:
+    a row of 2L numbers, repeated and cut into rows of 2L - 1, moves on by one from row to row. (The gradient of an
+    index would be added up one number at a time.)"""
     length = (len(values) + 1) // 2
     row = torch.cat([values[length - 1 :], values.new_zeros(1), values[: length - 1]])
     return row.repeat(length)[: length * len(values)].view(length, len(values))[:, :length]
@@ -113,7 +94,14 @@ class MovingAverage(nn.Module):
         return self.delta, self.alpha, self.beta, self.gamma
 
     def kernel(self, length: int) -> Tensor:
-        return ema_kernel(*self.parts, length, bidirectional=self.bidirectional)
+        """For both sides, the weight that the second average gives the token itself is added to that of the first."""
+        weights, rates = ema_terms(*self.parts)
+        if not self.bidirectional:
+            return sum_of_exponentials(weights, rates, length)
+        past, later = weights.chunk(2)
+        one_step_on = later * rates.chunk(2)[1].exp()
+        kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, length)
+        return kernel + F.pad(later.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(later)))
 
     def forward(self, x: Tensor) -> Tensor:
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
@@ -154,34 +142,22 @@ class MovingAverage(nn.Module):
     chunk_size=128,
 )
 class MegaAttention(nn.Module):
-    """A moving average, then gated attention of one head. (B, L, D) -> (B, L, D).
-
-    Defaults as in the official code for the Long Range Arena (its model of width 64), but for the values: there they
-    are twice as wide as the layer, and the feedforward part after it is half as large as here.
+    """A moving average, then gated attention of one head. (B, L, D) -> (B, L, D). Defaults as in the official code for
+    the Long Range Arena (its model of width 64), but for the values, which are twice as wide as the layer there.
 
     Args:
-        d_model: Width D.
         shared: Width Z of queries and keys.
         expansion: Width of the values, as a multiple of the layer's; 2 in the paper.
         ema_size: Numbers N that the moving average keeps for each channel.
         attention: Attention function: softmax as published for text, laplace as for images, or relu2.
         chunk_size: Length of independent chunks, within which tokens attend to each other; none for the whole sequence.
             The moving average runs through all of them.
-        bidirectional: See both sides.
-        dropout: Dropout of the attention weights.
         rotary: Position biases R_i·a · R_j·b of two learned vectors that turn with their positions, instead of a
             parameter for each distance.
         max_length: Longest sequence; without chunks, the one whose distances have a bias each.
     """
 
-    no_decay: ClassVar[tuple[str, ...]] = (
-        "scale",
-        "offset",
-        "average.delta",
-        "average.alpha",
-        "average.beta",
-        "average.gamma",
-    )
+    no_decay: ClassVar[tuple[str, ...]] = ("scale", "offset", *(f"average.{part}" for part in EMA_PARAMETERS))
 
     def __init__(
         self,

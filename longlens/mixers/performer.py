@@ -6,7 +6,7 @@ For rows W (F, d) that are N(0, I), E[w_ts] = exp(q_t·k_s/√d): softmax attent
 over s do not depend on t. The rows come in blocks of d that are orthogonal to each other, which lowers the variance.
 
 The authors' code adds 10⁻⁴ to each feature, relative to the largest one of the whole sequence, against a division by 0.
-Here features are kept as logarithms, which need none of it: so the causal form sees nothing of later positions, either.
+Here features are kept as logarithms, which need none of it: the causal form sees nothing of later positions, either.
 """
 
 import math
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from longlens.mixers.common import MultiHead, check_step
 from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.checks import at_least_float32, no_autocast
 from longlens.ops.linear_attention import causal_step, kernel_attention, scaled_features
-from longlens.ops.precision import at_least_float32, no_autocast
 from longlens.options import Size
 
 
@@ -64,18 +64,12 @@ def performer_attention_reference(
 
 @register("performer", "attention by random features", Traits(stable=True, cost="L", state="features·(D + heads)"))
 class PerformerAttention(MultiHead):
-    """Multi-head attention with positive orthogonal random features. (B, L, D) -> (B, L, D).
-
-    The defaults are those of the paper and of the package performer-pytorch; the arena's own code has kernel=relu.
+    """Multi-head attention with positive orthogonal random features. (B, L, D) -> (B, L, D). The defaults are those of
+    the paper and of the package performer-pytorch; the arena's own code has kernel=relu.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
         features: Number of random features F of each head; by default d·ln d for heads of width d.
         kernel: Kernel of the features: softmax, or relu with φ(x) = relu(W x') + 10⁻³.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
     """
 
     def __init__(
@@ -99,11 +93,6 @@ class PerformerAttention(MultiHead):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self.reset_features()
-
-    @torch.no_grad()
-    def reset_features(self) -> None:
-        """Draw W anew, the same one for all heads."""
         self.rows.copy_(orthogonal_rows(*self.rows.shape))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

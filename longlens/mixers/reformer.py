@@ -8,11 +8,11 @@ and attend to those of their bucket in their own chunk and the one before, P_r i
 
 Unlike published code, a sequence has the same result however long it is padded: padding is sorted behind all buckets,
 their number follows from the longest sequence, the first chunk has none before it, and R is drawn once. And the causal
-form is causal: there a token sees the last ``bucket_size`` tokens of its bucket before it. ``lsh_attention_reference``
-in ``longlens.ops.lsh`` is the formula with all pairs of tokens.
+form is causal: there a token sees the last ``bucket_size`` tokens of its bucket before it. The reference, with all
+pairs of tokens, is in ``longlens.ops.lsh``.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +30,15 @@ from longlens.options import OneOrEven, Probability, Size
 )
 class LSHAttention(MultiHead):
     """Multi-head attention within the buckets of a hash, with queries that are keys as well. (B, L, D) -> (B, L, D).
-
     The defaults are those of the package reformer-pytorch; across_buckets, which it has on, is not the paper's formula.
 
     Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
         rounds: Number of rounds of hashing.
         bucket_size: Length of a chunk of sorted tokens, of which a token sees two.
         buckets: Number of buckets in a round, 1 or even; by default so many that each has bucket_size tokens of the
             longest sequence on average.
         across_buckets: See all tokens of the two chunks, as in published code; only with bidirectional.
         distinct: Count a token that is seen in several rounds once, as in the paper's appendix; slower.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
         rotary: Rotate queries by their positions (Su et al. 2021), after hashing.
         max_length: Length of the longest sequence; longer ones have fuller buckets.
     """
@@ -70,10 +64,7 @@ class LSHAttention(MultiHead):
     ) -> None:
         super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
         if across_buckets and not bidirectional:
-            raise BadInput(
-                "across_buckets must be false for a causal layer, got true: later tokens decide which buckets are in a "
-                "chunk"
-            )
+            raise BadInput("across_buckets must be false for a causal layer, got true: later tokens decide the chunks")
         if buckets is None:
             buckets = 1 if max_length <= bucket_size else 2 * -(-max_length // (2 * bucket_size))
         self.bucket_size, self.buckets = bucket_size, buckets
@@ -83,22 +74,13 @@ class LSHAttention(MultiHead):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The rotations are drawn anew, too."""
         super().reset_parameters()
         nn.init.normal_(self.rotations)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
         qk, value = self._split(hide_padding(x, mask))  # (B, H, L, d)
-        attended = lsh_attention(
-            rotate(qk) if self.rotary else qk,
-            value,
-            lsh_buckets(qk, self.rotations),
-            size=self.bucket_size,
-            is_causal=not self.bidirectional,
-            across_buckets=self.across_buckets,
-            distinct=self.distinct,
-            mask=mask,
-            dropout_p=self.dropout_p,
-        )
-        return self._merge(attended)
+        buckets, qk = lsh_buckets(qk, self.rotations), rotate(qk) if self.rotary else qk
+        how: dict[str, Any] = {"is_causal": not self.bidirectional, "mask": mask, "dropout_p": self.dropout_p}
+        how |= {"size": self.bucket_size, "across_buckets": self.across_buckets, "distinct": self.distinct}
+        return self._merge(lsh_attention(qk, value, buckets, **how))

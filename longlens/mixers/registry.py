@@ -2,13 +2,11 @@
 
 A mixer is an ``nn.Module`` from (B, L, D) to (B, L, D), called as ``mixer(x, mask=mask)`` with a boolean (B, L) mask,
 True for tokens and False for padding, or None. The parameters of its ``__init__`` are its options; a name is a preset
-of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirectional`` is True.
-
-Some mixers also have
+of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirectional`` is True. Some also have
 
 - ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
 - ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
-  (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps ahead;
+  (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps later;
 - ``kernel_parameters``, ``no_decay``: names of parameters that learn at most at ``kernel_lr``, or have no weight decay.
 """
 
@@ -34,6 +32,21 @@ _Layer = TypeVar("_Layer", bound=type)
 MAX_LENGTH = 1024  # the default of ``max_length``
 OTHER_NAMES = {"num_heads": "heads"}  # nn.MultiheadAttention's name, and that of all mixers
 NOT_OPTIONS = ("d_model", "embed_dim", "max_length", "device", "dtype")
+SHARED = {  # descriptions of options that many layers of the package have, whose docstrings leave them out
+    "d_model": "Width D.",
+    "heads": "Number of heads H, which divides the width.",
+    "state_size": "State size N of each channel.",
+    "window": "Odd window P of the moving average over the weights; none turns smoothing off.",
+    "side": "Side of the window: past, or centered as in the paper, which sees (P - 1) / 2 later tokens.",
+    "chunk_size": "Length of independent chunks; none for the whole sequence.",
+    "dt_min": "Smallest step size at initialization.",
+    "dt_max": "Largest step size at initialization.",
+    "bidirectional": "See both sides.",
+    "output": "Output projection: glu (gated) or linear.",
+    "bias": "Biases in the projections.",
+    "dropout": "Dropout of the attention weights.",
+    "rotary": "Rotate queries and keys by their positions (Su et al. 2021).",
+}
 
 
 class Factory(TypedDict, total=False):
@@ -71,6 +84,7 @@ class Preset:
     fixed: Mapping[str, Any]  # what the name means: no options of it
     traits: Traits | None = None
     size_note: str | None = None  # why the parameter count differs from attention's, if it must
+    causal: bool | None = field(default=None, compare=False)  # what the class says, if that was read without an import
 
     @property
     def layer(self) -> "type[nn.Module]":
@@ -126,6 +140,8 @@ def register(
     """
 
     def add(layer: _Layer) -> _Layer:
+        if layer.__module__.startswith(f"{REGISTRY.package}."):
+            layer.__doc__ = _describe_shared(layer)
         options = layer_options(layer, name)
         for option in (*fixed, *defaults):
             if option not in options:
@@ -140,11 +156,21 @@ def register(
         known = REGISTRY.entries.get(name)
         if known is not None and known.layer_name != layer.__name__:
             raise BadInput(f"there is a mixer {name!r} already: choose another name")
-        preset = Preset(name, layer.__module__, layer.__name__, about, options, fixed, traits, size_note)
+        is_skeleton = getattr(layer, "__skeleton__", False)
+        causal = getattr(layer, "causal", True) if is_skeleton else None
+        preset = Preset(name, layer.__module__, layer.__name__, about, options, fixed, traits, size_note, causal)
         REGISTRY.add(name, preset, layer.__module__)
-        return layer if getattr(layer, "__skeleton__", False) else _with_checks(layer)
+        return layer if is_skeleton else _with_checks(layer)
 
     return add
+
+
+def _describe_shared(layer: type) -> str:
+    """The docstring of a layer, with the shared options that it leaves out."""
+    text = inspect.cleandoc(layer.__doc__ or "")
+    names = [name for name in inspect.signature(layer).parameters if name in SHARED and f"\n    {name}: " not in text]
+    heading = "\n\nArgs:" if names and "\nArgs:\n" not in text else ""
+    return text + heading + "".join(f"\n    {name}: {SHARED[name]}" for name in names)
 
 
 def layer_options(layer: type, name: str) -> dict[str, Option]:
@@ -197,23 +223,17 @@ def _load(module: str) -> None:
     """Register the layers of a module by their skeletons: the module, which imports torch, is imported when one is
     built."""
     names = {"register": register, "Traits": Traits, "Factory": Factory, "MAX_LENGTH": MAX_LENGTH}
-    read_skeleton(module, lambda node: "register" in map(_called, node.decorator_list), names)
-
-
-def _called(decorator: ast.expr) -> str:
-    return getattr(getattr(decorator, "func", None), "id", "")
+    read_skeleton(module, lambda node: any("register(" in ast.unparse(call) for call in node.decorator_list), names)
 
 
 REGISTRY: Registry[Preset] = Registry("mixer", "longlens.mixers", _load)
 
 
 def list_mixers() -> list[str]:
-    """The names of all mixers."""
     return REGISTRY.names()
 
 
 def find_mixer(name: str) -> Preset:
-    """What a name of a mixer stands for."""
     return REGISTRY.find(name)
 
 
@@ -245,13 +265,16 @@ def layer_is_causal(layer: "nn.Module") -> bool:
     return bool(getattr(layer, "causal", not getattr(layer, "bidirectional", False)))
 
 
-def seen_sides(name: str) -> tuple[bool, bool]:
-    """Whether a mixer can be causal, and whether it can see both sides. Unless it is either by an option
-    ``bidirectional``, a layer is built to ask it."""
-    import torch
+def seen_sides(name: str) -> Literal["causal", "both", "either"]:
+    """What a mixer sees: "either" by an option ``bidirectional``. A layer from outside of the package is built to ask
+    it."""
+    preset = find_mixer(name)
+    if "bidirectional" in preset.options:
+        return "either"
+    causal = preset.causal and not preset.fixed.get("bidirectional", False)
+    if preset.causal is None:
+        import torch
 
-    if "bidirectional" in find_mixer(name).options:
-        return True, True
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        causal = layer_is_causal(create_mixer(name, 64))
-    return causal, not causal
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            causal = layer_is_causal(create_mixer(name, 64))
+    return "causal" if causal else "both"

@@ -22,13 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import check_order
+from longlens.mixers.common import StateSpace, log_uniform_
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
+from longlens.ops.checks import working_dtype
 from longlens.ops.decay import widest_dtype
-from longlens.ops.exponentials import log_uniform_
 from longlens.ops.hippo import dplr_legs
-from longlens.ops.precision import working_dtype
 from longlens.options import Even, Positive, Size
 
 
@@ -48,11 +46,9 @@ def s4_kernel_reference(
 
 
 def s4_kernel(rates: Tensor, p: Tensor, b: Tensor, c: Tensor, dt: Tensor, length: int) -> Tensor:
-    """The kernels (K, length) of Λ, P, B (N/2,) and C̃ (K, N/2), all complex, and dt (D,), with M = length.
-
-    For z = exp(-2iφ), all terms are multiplied by dt/2·cos φ, so that none is infinite at z = -1: g - λ becomes
-    i·sin φ - dt/2·cos φ·λ.
-    """
+    """The kernels (K, length) of Λ, P, B (N/2,) and C̃ (K, N/2), all complex, and dt (D,), with M = length. For z =
+    exp(-2iφ), all terms are multiplied by dt/2·cos φ, so that none is infinite at z = -1: g - λ becomes
+    i·sin φ - dt/2·cos φ·λ."""
     channels = dt.shape[0]
     angle = torch.arange(length // 2 + 1, dtype=widest_dtype(dt.device), device=dt.device) * (math.pi / length)
     # s = sin φ (J,) and c = dt/2·cos φ (D, J)
@@ -81,12 +77,9 @@ def _pair_sums(weights: Tensor, rates: Tensor, cosine: Tensor, sine: Tensor) -> 
 
 
 class _InverseSums(torch.autograd.Function):
-    """Σ_n w_n/q_n, real and imaginary part (D, T, J), of real weights w (D, T, N/2), for
-    q = |λ|²·c² - s² - 2i·Re λ·c·s of Re λ and |λ|² (N/2,), c (D, J) and s (J,).
-
-    Every channel has its own (N/2, J) inverses 1/q. They are never there all at once: a few channels at a time stay in
-    the cache, and the gradient computes them again.
-    """
+    """Σ_n w_n/q_n, real and imaginary part (D, T, J), of real weights w (D, T, N/2), for q = |λ|²·c² - s² -
+    2i·Re λ·c·s of Re λ and |λ|² (N/2,), c (D, J) and s (J,). The inverses 1/q, (N/2, J) for each channel, are never
+    there all at once: those of a few channels stay in the cache, and the gradient computes them again."""
 
     @staticmethod
     def forward(
@@ -191,12 +184,6 @@ class S4(StateSpace):
     side, to one. The sizes are those of the official code.
 
     Args:
-        d_model: Width D.
-        state_size: State size N of each channel, even.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
-        bidirectional: See both sides, with a second C for later inputs.
-        output: Output projection: glu (gated) or linear.
         max_length: Length M of the kernel; shorter sequences use its first part, longer ones a C̃ computed for them.
     """
 
@@ -215,7 +202,6 @@ class S4(StateSpace):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_order(dt_min=dt_min, dt_max=dt_max)
         self.state_size, self.max_length = state_size, max_length
         self.dt_min, self.dt_max = dt_min, dt_max
         pairs = state_size // 2

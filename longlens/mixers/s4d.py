@@ -21,10 +21,9 @@ from typing import ClassVar, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from longlens.mixers.common import StateSpace
-from longlens.mixers.diagonal import Discretization, check_order, s4d_frequencies, s4d_kernel, s4d_modes, s4d_system
+from longlens.mixers.common import log_uniform_
+from longlens.mixers.diagonal import DiagonalSpace, Discretization, s4d_frequencies, s4d_modes, s4d_system
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.exponentials import log_uniform_, step_exponentials
 from longlens.options import Even, Positive, Size
 
 
@@ -45,21 +44,13 @@ def s4d_kernel_reference(
     "diagonal state space",
     Traits(decays=True, special_init=True, stable=True, complex=True, cost="L log L", state="D·state_size"),
 )
-class S4D(StateSpace):
-    """A diagonal state space for each channel. (B, L, D) -> (B, L, D).
-
-    The defaults are those of the authors' own s4d.py.
+class S4D(DiagonalSpace):
+    """A diagonal state space for each channel. (B, L, D) -> (B, L, D). The defaults are those of the authors' s4d.py.
 
     Args:
-        d_model: Width D.
-        state_size: State size N of each channel, even.
         init: Frequencies at initialization: lin, inv or legs.
         discretization: Discretization rule: zoh (zero-order hold) or bilinear.
         tied_a: Share one A among all channels.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
-        bidirectional: See both sides, with a second C for later inputs.
-        output: Output projection: glu (gated) or linear.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "a_real", "a_imag")
@@ -79,7 +70,6 @@ class S4D(StateSpace):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        check_order(dt_min=dt_min, dt_max=dt_max)
         self.state_size = state_size
         self.init: Literal["lin", "inv", "legs"] = init
         self.discretization: Discretization = discretization
@@ -99,11 +89,8 @@ class S4D(StateSpace):
         self.a_imag.copy_(s4d_frequencies(self.init, self.state_size).expand_as(self.a_imag))
         nn.init.normal_(self.c, std=0.5**0.5)  # a variance of 1 for each complex number
 
-    def kernel(self, length: int) -> Tensor:
-        return s4d_kernel(*self.system(), length, self.discretization)
-
-    def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return step_exponentials(*s4d_modes(*self.system(), self.discretization), x, state)
+    def modes(self) -> tuple[Tensor, Tensor]:
+        return s4d_modes(*self.system(), self.discretization)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """C (D or 2D, N/2), A (D or 1, N/2) and Δ (D, 1)."""

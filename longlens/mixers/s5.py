@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
-from longlens.mixers.diagonal import DiagonalRecurrence, check_order, diagonal_recurrence_reference
+from longlens.mixers.common import log_uniform_
+from longlens.mixers.diagonal import DiagonalRecurrence, diagonal_recurrence_reference
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.exponentials import as_complex, log_uniform_
+from longlens.ops.checks import at_least_float32
+from longlens.ops.exponentials import as_complex
 from longlens.ops.hippo import dplr_legs
-from longlens.ops.precision import at_least_float32
 from longlens.options import Even, Positive, Size
 
 
@@ -32,18 +33,12 @@ from longlens.options import Even, Positive, Size
     Traits(decays=True, stable=True, complex=True, recurrent=True, cost="L", state="state_size"),
 )
 class S5(DiagonalRecurrence):
-    """One state space for all channels. (B, L, D) -> (B, L, D).
-
-    The defaults are those of the official code.
+    """One state space for all channels. (B, L, D) -> (B, L, D). The defaults are those of the official code.
 
     Args:
-        d_model: Width D.
         state_size: State size P, even; none for about the width (published are 1/8 to 2 times the width).
         blocks: HiPPO-N blocks of the initial state matrix; none for 8, or fewer if those do not divide state_size / 2.
-        dt_min: Smallest step size at initialization.
-        dt_max: Largest step size at initialization.
         clip: Keep the real part of the eigenvalues negative, so that the layer is stable whatever it learns.
-        bidirectional: See both sides.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("eigenvalues", "log_dt", "into")
@@ -61,7 +56,6 @@ class S5(DiagonalRecurrence):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output="linear", **factory)
-        check_order(dt_min=dt_min, dt_max=dt_max)
         if state_size is None:
             unit = 2 * (blocks or 1)
             state_size = -(-d_model // unit) * unit  # the next multiple

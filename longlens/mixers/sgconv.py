@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longlens.errors import BadInput
-from longlens.mixers.common import Convolution
+from longlens.mixers.common import Convolution, check_order
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.options import Positive, Size
 
@@ -56,18 +55,13 @@ def multiscale_kernel_reference(weights: Tensor, decay: Tensor, length: int) -> 
     traits=Traits(decays=True, regularized=True, special_init=True, recurrent=True, cost="L log L"),
 )
 class SGConv(Convolution):
-    """A long convolution with sub-kernels of growing length. (B, L, D) -> (B, L, D).
-
-    Defaults as in the authors' recipes for ListOps, Text, Retrieval and Pathfinder, except ``kernel_dim``, which is 1,
-    2, 1 and 32 there: 16 keeps a layer of width 64 about as large as attention.
+    """A long convolution with sub-kernels of growing length. (B, L, D) -> (B, L, D). Defaults as in the authors'
+    recipes for ListOps, Text, Retrieval and Pathfinder, except ``kernel_dim``, which is 1, 2, 1 and 32 there.
 
     Args:
-        d_model: Width D.
         kernel_dim: Weights d of a sub-kernel.
         decay_min: Factor α by which a sub-kernel is weaker than the one before it, in the first channel.
         decay_max: Factor α of the last channel; those between are evenly spaced.
-        bidirectional: See both sides, with a second kernel for later inputs.
-        output: Output projection: glu or linear.
         max_length: Minimum reach of the kernel, which has 1 + ⌈log₂(max_length / d)⌉ sub-kernels and is 0 after them.
     """
 
@@ -86,8 +80,7 @@ class SGConv(Convolution):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
-        if decay_min > decay_max:
-            raise BadInput(f"decay_min must be at most decay_max, got {decay_min} and {decay_max}")
+        check_order(decay_min=decay_min, decay_max=decay_max)
         self.kernel_dim = kernel_dim
         self.decay_min, self.decay_max = decay_min, decay_max
         scales = 1 + math.ceil(math.log2(max(max_length / kernel_dim, 1)))
@@ -95,17 +88,13 @@ class SGConv(Convolution):
         self.norm = nn.Buffer(torch.empty(self.kernels, 1, **factory))
         self.reset_parameters()
 
-    @property
-    def reach(self) -> int:
-        """The steps after which the kernel ends."""
-        return self.kernel_dim << (self.weight.shape[0] - 1)
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.normal_(self.weight)
         nn.init.ones_(self.norm)
-        self.norm.copy_(self.kernel(self.reach).norm(dim=-1, keepdim=True))
+        reach = self.kernel_dim << (self.weight.shape[0] - 1)  # the whole kernel
+        self.norm.copy_(self.kernel(reach).norm(dim=-1, keepdim=True))
 
     def kernel(self, length: int) -> Tensor:
         weight = self.weight / self.norm

@@ -7,8 +7,7 @@ single number, to E numbers, with K = ``rpe_layers`` layers between its first an
 
     h_0 = n·w + b,   h_k = relu(h_{k-1} / rms(h_{k-1}))·W_k + b_k,   RPE(n) = relu(h_K / rms(h_K))·W + b
 
-T is a convolution, O(L log L) with an FFT. A distance goes in as it is, not divided by the length: t_n is the same in
-sequences of any length.
+T is a convolution, O(L log L) with an FFT. A distance is not divided by the length: t_n is the same for any.
 """
 
 from collections.abc import Callable
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 
 from longlens.mixers.common import check_inputs, hide_padding
 from longlens.mixers.registry import Factory, Traits, register
+from longlens.ops.checks import no_autocast, working_dtype
 from longlens.ops.long_conv import long_conv
-from longlens.ops.precision import no_autocast, working_dtype
 from longlens.options import Count, Positive, Ratio, Size
 
 
@@ -56,19 +55,14 @@ class PositionEncoder(nn.Module):
 # Table 10 has no gate for it, though its unit has one (u above).
 @register("tnn", "gated Toeplitz matrices", Traits(decays=True, cost="L log L"))
 class GatedToeplitz(nn.Module):
-    """A gated Toeplitz matrix for each channel. (B, L, D) -> (B, L, D).
-
-    Sizes as in the official code for ListOps and Text of the Long Range Arena, where decay was chosen for each task;
-    here it is that of the language models.
+    """A gated Toeplitz matrix for each channel. (B, L, D) -> (B, L, D). Sizes as in the official code for ListOps and
+    Text of the Long Range Arena, where decay was chosen for each task; here it is that of the language models.
 
     Args:
-        d_model: Width D.
         expansion: Inner width E, as a multiple of the width; up to 3 in the paper.
         decay: Factor λ by which a weight shrinks with each step of distance; 1 turns decay off.
         rpe_layers: Number of inner layers of the position encoder, which makes weights of distances.
         rpe_width: Width of the inner layers of the position encoder.
-        bidirectional: See both sides.
-        bias: Biases in the projections.
     """
 
     def __init__(
@@ -99,10 +93,8 @@ class GatedToeplitz(nn.Module):
     def kernel(self, length: int) -> Tensor:
         weight = self.out_proj.weight
         steps = torch.arange(length, device=weight.device, dtype=working_dtype(weight.dtype))
-        if not self.bidirectional:
-            return toeplitz_kernel(self.encoder, self.decay, steps)
-        both = toeplitz_kernel(self.encoder, self.decay, torch.cat([steps, -1 - steps]))
-        return torch.cat(both.chunk(2, dim=1))
+        distances = [steps, -1 - steps] if self.bidirectional else [steps]
+        return torch.cat(toeplitz_kernel(self.encoder, self.decay, torch.cat(distances)).chunk(len(distances), dim=1))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)

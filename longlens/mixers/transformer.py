@@ -14,15 +14,7 @@ from longlens.options import Probability, Size
 
 @register("transformer", "plain causal attention", Traits(stable=True, cost="L²", state="2·L·D"))
 class CausalAttention(MultiHead):
-    """Causal multi-head self-attention. (B, L, D) -> (B, L, D).
-
-    Args:
-        d_model: Width D, a multiple of the number of heads.
-        heads: Number of heads H.
-        bias: Biases in the projections.
-        dropout: Dropout of the attention weights.
-        rotary: Rotate queries and keys by their positions (Su et al. 2021).
-    """
+    """Causal multi-head self-attention. (B, L, D) -> (B, L, D)."""
 
     def __init__(
         self,

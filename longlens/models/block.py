@@ -1,5 +1,7 @@
 """A block: a mixer over the sequence, then a feedforward sub-layer over the channels, each with norm and residual."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.models.config import ModelConfig
-from longlens.ops.precision import at_least_float32
+from longlens.ops.checks import at_least_float32
 
 
 class LayerNorm(nn.LayerNorm):
@@ -20,8 +22,7 @@ class LayerNorm(nn.LayerNorm):
 class BatchNorm(nn.Module):
     """(B, L, D) -> (B, L, D), each channel over all tokens of the batch, in all processes together.
 
-    As ``nn.BatchNorm1d`` of the tokens where ``mask`` is True: padding neither counts in the statistics nor moves the
-    running ones. Without a mask, all positions are tokens. Where all is padding, nothing is normalized.
+    As ``nn.BatchNorm1d`` of the tokens where ``mask`` is True. Where all is padding, nothing is normalized.
     """
 
     running_mean: Tensor
@@ -140,14 +141,10 @@ class Block(nn.Module):
             self.ffn_norm = make_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.prenorm:
-            x = x + self.dropout(self.mix(self.mixer_norm(x, mask), mask))
-            if self.ffn is not None and self.ffn_norm is not None:
-                x = x + self.dropout(self.ffn(self.ffn_norm(x, mask)))
-            return x
-        x = self.mixer_norm(x + self.dropout(self.mix(x, mask)), mask)
-        if self.ffn is not None and self.ffn_norm is not None:
-            x = self.ffn_norm(x + self.dropout(self.ffn(x)), mask)
+        for f, norm in ((partial(self.mix, mask=mask), self.mixer_norm), (self.ffn, self.ffn_norm)):
+            if f is None or norm is None:
+                continue
+            x = x + self.dropout(f(norm(x, mask))) if self.prenorm else norm(x + self.dropout(f(x)), mask)
         return x
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,26 +1,31 @@
-"""The model of a task: embedding, blocks around a mixer, head."""
+"""The model of a task: embedding, blocks around a mixer, and a head for each kind of task; its loss and metric."""
 
+import copy
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longlens.data.datasets import IGNORE, Metric
 from longlens.errors import BadInput
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
 from longlens.models.block import Block, make_norm
 from longlens.models.config import ModelConfig
-from longlens.models.heads import Classify, Language, Match, Regress
-from longlens.models.probe import ROUNDING, change_by_future, claims_causal
+from longlens.ops.checks import at_least_float32
 from longlens.options import nearest, options_of
 from longlens.tasks.base import Head, Spec, Task, create_task
+
+ROUNDING = 1e-4  # of an FFT in float32: a larger change by later inputs is no rounding
 
 
 def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:
     """(length, width): sines of geometrically falling frequencies, then their cosines (Vaswani et al. 2017)."""
     half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / max(half, 1)))
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / half))
     angles = torch.arange(length, device=device)[:, None] * rates  # (L, half)
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
 
@@ -63,6 +68,61 @@ class Embedding(nn.Module):
         return x
 
 
+def pool(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    """(B, L, D) -> (B, D): the mean of the tokens, or the last token."""
+    if how == "mean":
+        if mask is None:
+            return x.mean(dim=1)
+        weights = mask.to(x.dtype).unsqueeze(-1)
+        return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    return _last(x, mask, 1).squeeze(1)
+
+
+def _last(x: Tensor, mask: Tensor | None, count: int) -> Tensor:
+    """(B, L, D) -> (B, count, D): the last tokens before the padding."""
+    if mask is None:
+        return x[:, -count:]
+    first = mask.sum(dim=1) - count  # (B,)
+    places = (first[:, None] + torch.arange(count, device=x.device)).clamp(min=0)
+    return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+class TaskHead(nn.Module):
+    """From the vectors of all tokens, (B, L, D), to the answer of a task.
+
+    - classify: (B, classes), linear in the pooled vector.
+    - match: pairs, one after the other, (2B, L, D) -> (B, classes): an MLP on [x1, x2, x1 - x2, x1·x2], as LRA and S4.
+    - regress: (B, M) numbers at the last M tokens, or (B,) one for the sequence.
+    - language: (B, L, vocabulary), with weights of its own or the ``tied`` ones of the embedding. The latter's logits
+      are divided by √D, as in T5: a model would start sure that each token follows itself otherwise.
+    """
+
+    def __init__(self, spec: Spec, width: int, pooling: str, tied: Tensor | None = None):
+        super().__init__()
+        self.kind = spec.head
+        self.positions = spec.positions
+        self.pooling = pooling
+        self.scale = 1.0 if tied is None else width**-0.5
+        if spec.head == "match":
+            self.mlp = nn.Sequential(nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, spec.outputs))
+            return
+        self.linear = nn.Linear(width, 1 if spec.head == "regress" else spec.outputs, bias=spec.head != "language")
+        if tied is not None:
+            self.linear.weight = tied
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.kind == "language":
+            return self.linear(x if self.scale == 1 else x * self.scale)
+        if self.kind == "regress":
+            x = pool(x, mask, self.pooling) if self.positions is None else _last(x, mask, self.positions)
+            return self.linear(x).squeeze(-1)
+        x = pool(x, mask, self.pooling)
+        if self.kind == "classify":
+            return self.linear(x)
+        first, second = x.unflatten(0, (-1, 2)).unbind(dim=1)
+        return self.mlp(torch.cat([first, second, first - second, first * second], dim=-1))
+
+
 class Model(nn.Module):
     """Inputs of a batch, (B, L) tokens or (B, L, C) numbers, to what the task asks for.
 
@@ -81,11 +141,7 @@ class Model(nn.Module):
             Block(config, self.mixer.build(config.width, max_length=spec.max_length)) for _ in range(config.depth)
         )
         self.norm = make_norm(config) if config.prenorm else None
-        if spec.head == "language":
-            self.head = Language(spec, config.width, self.embedding.values if tied else None)
-        else:
-            kind = {"classify": Classify, "match": Match, "regress": Regress}[spec.head]
-            self.head = kind(spec, config.width, config.pooling)
+        self.head = TaskHead(spec, config.width, config.pooling, self.embedding.values.weight if tied else None)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """``mask`` is True for tokens and False for padding; None if there is no padding."""
@@ -110,9 +166,8 @@ def check_fit(head: Head, mixer: Mixer, config: ModelConfig) -> Mixer:
         mixer = replace(mixer, options={**mixer.options, "rotary": True})
     if head == "language":
         if not is_causal(mixer, config.width):
-            raise BadInput(
-                f"a language task needs a causal mixer, and {mixer.name!r} is not: {_way_out(mixer, config)}"
-            )
+            way_out = _way_out(mixer, config)
+            raise BadInput(f"a language task needs a causal mixer, and {mixer.name!r} is not: {way_out}")
         if config.norm == "batch":
             raise BadInput("norm must be layer for a language task, got batch, which mixes positions")
     return mixer
@@ -136,6 +191,41 @@ def _way_out(mixer: Mixer, config: ModelConfig) -> str:
 def check_mixer_builds(task: Task, mixer: Mixer, config: ModelConfig) -> None:
     """Refuse a layer that cannot be, before anything runs."""
     _build_without_memory(check_fit(task.head, mixer, config), config.width)
+
+
+def claims_causal(layer: nn.Module) -> bool:
+    """What a layer says of itself: no output depends on later inputs."""
+    return bool(getattr(layer, "causal", not getattr(layer, "bidirectional", False)))
+
+
+def change_by_future(layer: nn.Module, d_model: int, length: int = 32, splits: Iterable[int] | None = None) -> float:
+    """The largest change of an output when all later inputs are others, as a multiple of the largest output.
+
+    It is 0 for a causal layer, but for the rounding of an FFT or of a sort, and nan for one whose outputs are no
+    numbers: a layer is causal if ``change <= ROUNDING``. It is called in the mode in which it is, training or
+    evaluation; the layer and the random numbers of the program stay as they are. ``splits`` are the positions from
+    which on the inputs change; by default three of them, which needs four calls.
+    """
+    layer = copy.deepcopy(layer)  # a call in training mode may change its buffers
+    first = next(layer.parameters(), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(2, length, d_model, generator=generator).to(first.device, first.dtype)
+
+    def outputs(x: Tensor) -> Tensor:
+        torch.manual_seed(0)  # the same dropout for all inputs
+        return layer(x, mask=None)
+
+    changes = []
+    with torch.random.fork_rng([first.device] if first.is_cuda else []), torch.no_grad():
+        x = draw()
+        before = outputs(x)
+        for split in dict.fromkeys((1, length // 2, length - 1)) if splits is None else splits:
+            after = outputs(torch.cat([x[:, :split], 3 * draw()[:, split:]], dim=1))
+            changes.append((after - before)[:, :split].abs().max())
+    largest = before.abs().max().clamp_min(torch.finfo(before.dtype).tiny)
+    return (torch.stack(changes).max() / largest).item()
 
 
 def refuse_foresight(model: Model) -> None:
@@ -190,3 +280,53 @@ def create_model(
 def count_parameters(model: nn.Module) -> int:
     """Trained numbers; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the losses of all targets: divided by ``batch.total``, it is the loss of a step."""
+    outputs = at_least_float32(outputs)
+    if spec.head == "regress":  # a sample counts once, however many numbers it has
+        return (outputs - targets).square().unsqueeze(-1).flatten(1).mean(dim=1).sum()
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def metric_sums(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sums over a batch; those of several batches or processes can be added. The last one is the count.
+
+    Args:
+        metric: accuracy, r2, bits_per_byte or perplexity.
+        outputs: (B, classes) for accuracy, (B, L, vocabulary) for languages, numbers like the targets for r2.
+        targets: as in a Batch.
+    """
+    wide = torch.float32 if outputs.device.type == "mps" else torch.float64  # which that device has not
+    if metric == "accuracy":  # a row that is not finite is no hit, whatever its largest entry
+        hits = ((outputs.argmax(dim=-1) == targets) & outputs.isfinite().all(dim=-1)).sum()
+        sums = [hits, torch.full_like(hits, targets.numel())]
+    elif metric == "r2":
+        if outputs.shape != targets.shape:
+            raise ValueError(f"outputs are {tuple(outputs.shape)}, targets {tuple(targets.shape)}; they must be alike")
+        outputs, targets = outputs.to(wide), targets.to(wide)
+        errors = (outputs - targets).square().sum()
+        sums = [errors, targets.sum(), targets.square().sum(), torch.ones_like(targets).sum()]
+    else:
+        tokens = outputs.flatten(0, -2).float()
+        losses = F.cross_entropy(tokens, targets.flatten(), ignore_index=IGNORE, reduction="none")
+        sums = [losses.sum(dtype=wide), (targets != IGNORE).sum()]
+    return torch.stack([part.to(wide) for part in sums])
+
+
+def metric_value(metric: Metric, sums: Tensor) -> float:
+    """The metric of all samples whose sums were added up: a mean, its exponential, or R² = 1 − MSE / variance."""
+    first, *others, count = sums.tolist()
+    if not count:
+        return math.nan
+    if metric == "r2":
+        total, squares = others
+        spread = squares - total * (total / count)
+        return 1 - first / spread if spread > 0 else math.nan
+    mean = first / count
+    return {"accuracy": mean, "bits_per_byte": mean / math.log(2), "perplexity": math.exp(min(mean, 700))}[metric]
+
+
+def higher_is_better(metric: Metric) -> bool:
+    return metric in ("accuracy", "r2")

@@ -1,13 +1,11 @@
-"""Attention with linear biases, ALiBi (Press, Smith & Lewis, 2022: Train short, test long), at the cost of plain
-attention.
+"""Attention with linear biases, ALiBi (Press, Smith & Lewis, 2022), at the cost of plain attention.
 
     y_i = Σ_{j<=i} softmax_j(q_i·k_j / √d - m·(i - j)) · v_j,        one slope m for each head
 
 The bias is itself a product, -m·(i - j) = [m, -i]·[j, m], so that a few more columns of the queries and keys add it
-within the usual causal kernel, and nothing of size L×L is made. Two things keep that as exact as adding the matrix:
-
-- positions and slopes are split into parts of so few bits that each product is exact;
-- the columns come first, so that the large m·j and -m·i cancel before the small q·k is added.
+within the usual causal kernel, and nothing of size L×L is made. It is as exact as adding the matrix: positions and
+slopes are split into parts of so few bits that each product is exact, and the columns come first, so that the large m·j
+and -m·i cancel before the small q·k is added.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Attention between blocks of tokens, of which each attends to a few others (as in BigBird, Zaheer et al. 2020).
 
 A pattern (H or 1, blocks, K) names the K key blocks of each query block, each once; a negative number, or one beyond
-the sequence, names none. The first ``global_blocks`` blocks attend to all instead.
+the sequence, names none. The first ``global_blocks`` blocks attend to all instead, whatever their rows say.
 """
 
 import math
@@ -23,16 +23,8 @@ def block_sparse_attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Attention between blocks of query, key and value (B, H, L, d), in O(L·K·block_size) -> (B, H, L, d).
-
-    Args:
-        pattern: Key blocks of each query block, (H or 1, blocks, K); the rows of global blocks do not matter.
-        block_size: Length of a block; the last may be shorter.
-        global_blocks: Number of blocks at the start that attend to all.
-        is_causal: Attend to no later token.
-        mask: (B, L), True for tokens, False for padding, which no token then sees.
-        dropout_p: Dropout of the weights.
-    """
+    """Attention between blocks of query, key and value (B, H, L, d), in O(L·K·block_size) -> (B, H, L, d). The last
+    block may be shorter. ``mask`` (B, L) is True for tokens, False for padding, which no token then sees."""
     length = query.shape[2]
     blocks = -(-length // block_size)
     everywhere = min(global_blocks * block_size, length)

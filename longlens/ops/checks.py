@@ -1,19 +1,51 @@
-"""The arguments of attention and their checks: each error names the argument, what was given, and what is allowed."""
+"""The precision of operators, and the arguments of attention with their checks.
 
+Half precision has no complex numbers, cannot count positions beyond 256, and loses what long sums cancel, so that such
+steps run in float32 at least, also under autocast.
+"""
+
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
 Backend = Literal["auto", "sdpa", "linear", "reference"]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 AXES = "the axes are (batch, heads, length, width)"  # the hint for (batch, length, heads, width)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The tensor itself, or in float32 if it is of half precision."""
+    return x.to(working_dtype(x.dtype))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, or float32 for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorator of a function that computes in the dtypes of its arguments, on the device of the first tensor."""
+
+    @functools.wraps(function)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -46,8 +78,7 @@ class AttentionArguments:
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise a ValueError or TypeError for what attention does not take."""
-        _check_tensors(query, key, value)
-        _check_shapes(query, key, value, self.enable_gqa)
+        _check_tensors(query, key, value, self.enable_gqa)
         positions_matter = self.is_causal or self.decay is not None or self.chunk_size is not None
         if positions_matter and query.shape[-2] > key.shape[-2]:
             raise ValueError(
@@ -133,7 +164,7 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}")
@@ -147,14 +178,6 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dtype != query.dtype:
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         _check_device(name, tensor, query)
-
-
-def _check_device(name: str, tensor: Tensor, query: Tensor) -> None:
-    if tensor.device != query.device:
-        raise ValueError(f"{name} must be on the device of query, {query.device}, got {tensor.device}")
-
-
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"key and value must agree in batch, heads and length, got {tuple(key.shape)} and {tuple(value.shape)}"
@@ -165,12 +188,15 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     query_heads, key_heads = query.shape[1], key.shape[1]
     if enable_gqa:
         if key_heads == 0 or query_heads % key_heads != 0:
-            raise ValueError(
-                f"query must have a multiple of the {key_heads} heads of key with enable_gqa, got {query_heads}"
-            )
+            raise ValueError(f"enable_gqa needs query heads in multiples of key's {key_heads}, got {query_heads}")
     elif query_heads != key_heads:
         hint = AXES if query_heads < key_heads else "for grouped keys pass enable_gqa=True"
         raise ValueError(f"query and key must have the same number of heads, got {query_heads} and {key_heads}; {hint}")
+
+
+def _check_device(name: str, tensor: Tensor, query: Tensor) -> None:
+    if tensor.device != query.device:
+        raise ValueError(f"{name} must be on the device of query, {query.device}, got {tensor.device}")
 
 
 def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.ops.smoothing import check_choice
+
 Schedule = Literal["exp-uniform", "literal"]
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -23,28 +25,20 @@ def decay_rates(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The decay rate of each head, shape (H,). The first is 0: a head of plain attention (Section 4.1 of the paper).
+    """The decay rate of each of H heads, (H,). The first is 0: a head of plain attention (Section 4.1 of the paper).
 
-    The paper's text on the spacing contradicts itself, so both readings are offered:
+    The paper's text on the spacing contradicts itself, so both readings are offered, for ``max_rate`` B:
 
     * ``"exp-uniform"``: exp(-a) is evenly spaced from 1 to exp(-B), so the rates run from 0 to B.
     * ``"literal"``: exp(-a_c) = B·c / (H - 1), as printed. For B = 0.001 and 8 heads the rates are 6.9 to 8.9, which
       makes every score but a token's own almost 0: seven of the eight heads become plain averages.
-
-    Args:
-        num_heads: Number of heads H.
-        max_rate: Rate B of the last head.
-        schedule: Spacing of the rates.
-        device: Device of the result.
-        dtype: Floating-point type of the result.
 
     >>> decay_rates(4, 0.3)
     tensor([0.0000, 0.0904, 0.1897, 0.3000])
     """
     if not isinstance(num_heads, int) or isinstance(num_heads, bool) or num_heads < 1:
         raise ValueError(f"num_heads must be an integer of at least 1, got {num_heads!r}")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    check_choice("schedule", schedule, Schedule)
     if not isinstance(max_rate, (int, float)) or not 0 <= max_rate < math.inf:
         raise ValueError(f"max_rate must be a finite number of at least 0, got {max_rate!r}")
     if dtype is not None and not dtype.is_floating_point:
@@ -61,12 +55,9 @@ def decay_rates(
 
 
 def max_exponent(dtype: torch.dtype) -> float:
-    """The largest |a·(i - c)| that folding may use in ``dtype``: a quarter of its exponent range.
-
-    A product of two weights then takes half of the range at most, also above the diagonal, where it grows before the
-    mask removes it. The other half stays free for the queries, keys and gradients themselves. About 22 in float32 and
-    bfloat16, 2.8 in float16, 177 in float64.
-    """
+    """The largest |a·(i - c)| that folding may use in ``dtype``: a quarter of its exponent range (about 22 in float32
+    and bfloat16, 2.8 in float16, 177 in float64). A product of two weights then takes half of the range at most, also
+    above the diagonal, where it grows before the mask removes it; the rest is for queries, keys and gradients."""
     return 0.25 * math.log(torch.finfo(dtype).max)
 
 
@@ -81,11 +72,8 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 
 
 def decay_weights(rates: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(a_h · x_l), shape (H, L, 1), for rates a (H,) and signed distances x (L,).
-
-    Computed in float64, because an error in a·x is a *relative* error of the weight, and a·x may be large. Returned in
-    float32, or float64 for float64 inputs; low-precision queries are multiplied in float32 and rounded once.
-    """
+    """exp(a_h · x_l), (H, L, 1), for rates a (H,) and signed distances x (L,), in float32, or float64 for float64
+    inputs. Computed in float64, because an error in a·x, which may be large, is a *relative* error of the weight."""
     widest = widest_dtype(rates.device)
     weights = torch.exp(rates.to(widest)[:, None] * exponents.to(widest))
     return weights.unsqueeze(-1).to(torch.promote_types(dtype, torch.float32))
@@ -136,8 +124,7 @@ def fold(
 
 def hide_keys(query: Tensor, key: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Exclude keys where ``key_mask`` (B, 1 or H, 1, Lk) is False without a mask of size Lq×Lk: one more column, whose
-    product is a huge negative score for them and 0 for the others. The scale must be in the queries already.
-    """
+    product is a huge negative score for them and 0 for the others. The scale must be in the queries already."""
     huge = 240.0 if query.dtype == torch.float16 else 1e15  # its square is still finite
     hidden = key_mask.mT.logical_not().to(key.dtype) * -huge
     query = torch.cat([query, query.new_full((1,), huge).expand(*query.shape[:-1], 1)], dim=-1)
@@ -153,10 +140,8 @@ def join_masks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) ->
 
 
 def pad_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero columns up to a head width that the kernels run fast: they change no score and no value.
-
-    The kernels want one width for all three. On CPU anything from 16 on is as good; on GPUs, multiples of 8.
-    """
+    """Zero columns up to a head width that the kernels run fast, one for all three: they change no score and no value.
+    On CPU anything from 16 on is as good; on GPUs, multiples of 8."""
     width = max(query.shape[-1], value.shape[-1], 16)
     if query.device.type != "cpu":
         width += -width % 8

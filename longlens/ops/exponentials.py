@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.precision import at_least_float32, no_autocast, working_dtype
+from longlens.ops.checks import at_least_float32, no_autocast, working_dtype
 
 
 def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
-    """The kernels k, (D, length), in float32 at least.
-
-    With l = p·T + q it is a product of matrices, (C·P, N) by (N, T), in each group: far fewer exponentials than N·L for
-    each channel, and no tensor of size D·N·L. Weights w, (D, N), and rates λ, (G, N), are real or complex.
-    """
+    """The kernels k, (D, length), in float32 at least, of weights w, (D, N), and rates λ, (G, N), real or complex. With
+    l = p·T + q it is a product of matrices, (C·P, N) by (N, T), in each group: far fewer exponentials than N·L for each
+    channel, and no tensor of size D·N·L."""
     if rates.ndim != 2 or weights.ndim != 2 or weights.shape[1] != rates.shape[1] or weights.shape[0] % rates.shape[0]:
         raise ValueError(
             "weights must have the shape (channels, N) and rates (groups, N) for a number of groups that divides that "
@@ -54,13 +52,6 @@ def step_exponentials(weights: Tensor, rates: Tensor, x: Tensor, state: Tensor |
 def as_complex(parameter: Tensor) -> Tensor:
     """(..., 2), real and imaginary parts -> (...), complex numbers of single precision at least."""
     return torch.view_as_complex(at_least_float32(parameter).contiguous())
-
-
-def log_uniform_(log_dt: Tensor, dt_min: float, dt_max: float) -> Tensor:
-    """Fill with log Δ, for step sizes Δ between the two, uniform on a logarithmic scale."""
-    if not 0 < dt_min <= dt_max < math.inf:
-        raise ValueError(f"dt_min and dt_max must be positive and in order, got {dt_min} and {dt_max}")
-    return torch.nn.init.uniform_(log_dt, math.log(dt_min), math.log(dt_max))
 
 
 class _SumOfExponentials(torch.autograd.Function):

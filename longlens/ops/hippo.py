@@ -1,10 +1,8 @@
-"""The HiPPO-LegS matrix (Gu et al. 2020), with which state spaces begin: their state then holds the coefficients of the
-whole past in Legendre polynomials.
+"""The HiPPO-LegS matrix (Gu et al. 2020), with which a state holds the whole past as Legendre coefficients.
 
     x'(t) = A·x(t) + B·u(t),   A[n, k] = -√(2n+1)·√(2k+1) for n > k, -(n+1) for n = k, 0 for n < k,   B[n] = √(2n+1)
 
-A is not normal, so it cannot be diagonalized in a stable way; but it is normal up to a matrix of rank one (Gu, Goel &
-Ré 2022): A = S - ½·I - P·Pᵀ with S skew-symmetric and P[n] = √(n+½).
+A is normal up to a matrix of rank one (Gu, Goel & Ré 2022): A = S - ½·I - P·Pᵀ, S skew-symmetric and P[n] = √(n+½).
 """
 
 import torch
@@ -23,15 +21,12 @@ def hippo_legs(
 
 
 def dplr_legs(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same in the basis where it is diagonal plus low rank: Λ, P, B (n/2,) and V (n, n/2), complex128 on the CPU.
+    """The same in the basis where it is diagonal plus low rank: Λ, P, B' (n/2,) and V (n, n/2), complex128 on the CPU,
 
-    Eigenvalues come in conjugate pairs, of which this is the half with a positive imaginary part, in ascending order.
-    With Λ = diag(-½ + i·ω), and "+ c.c." for the other halves,
+        A = V·Λ·V* + c.c. - p·pᵀ,   p = V·P + c.c.,   B = V·B' + c.c. = √2·p,   Λ = diag(-½ + i·ω)
 
-        A = V·Λ·V* + c.c. - p·pᵀ,   p = V·P + c.c.,   B = V·B' + c.c. = √2·p
-
-    so that a state x = V·z + c.c. follows z' = Λ·z - P·(P*·z + c.c.) + B'·u. The free phase of each eigenvector is the
-    one that makes its P and B' real and positive.
+    Eigenvalues come in conjugate pairs ("c.c."), of which this is the half with positive ω, in ascending order. The
+    free phase of each eigenvector is the one that makes its P and B' real and positive.
     """
     if n < 2 or n % 2:
         raise ValueError(f"n must be an even number of at least 2, for conjugate pairs, got {n}")

@@ -1,10 +1,8 @@
-"""Attention that also returns its log-sum-exp, forward and backward, on the fastest kernel of the device.
+"""Attention that also returns its log-sum-exp, which joining pieces of a row needs, on the fastest kernel of a device.
 
-``scaled_dot_product_attention`` keeps the log-sum-exp to itself, and joining pieces of a row needs it. The backward
-functions take the output and the log-sum-exp as arguments on purpose: given those of a *joined* row, they return the
-gradients of a piece within it.
-
-Masks are boolean, True = attend, and may broadcast. ``causal`` means j <= i for a square piece. Scores are not scaled.
+The backward functions take the output and the log-sum-exp as arguments: given those of a *joined* row, they return the
+gradients of a piece within it. Masks are boolean, True = attend, and may broadcast. ``causal`` means j <= i for a
+square piece. Scores are not scaled.
 """
 
 import math
@@ -13,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.ops.checks import at_least_float32
 from longlens.ops.decay import join_masks, pad_heads
-from longlens.ops.precision import at_least_float32
 
 aten = torch.ops.aten
 
@@ -46,34 +44,27 @@ def attention_forward(
 
 
 def attention_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    causal: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients to query, key and value, where ``output`` and ``lse`` are those of the whole row."""
+    """The gradients to query, key and value, where ``out`` and ``lse`` are those of the whole row."""
     kernel = _choose(query)
     mask, causal = join_masks(query, key, mask, causal)
     if kernel == "math":
-        return _math_backward(grad, query, key, value, output, lse, mask, causal)
+        return _math_backward(grad, query, key, value, out, lse, mask, causal)
 
     query_width, value_width = query.shape[-1], value.shape[-1]
     query, key, value = pad_heads(query, key, value)
-    grad, output = (F.pad(x, (0, value.shape[-1] - value_width)) for x in (grad, output))
+    grad, out = (F.pad(x, (0, value.shape[-1] - value_width)) for x in (grad, out))
     bias = _bias(query, key, mask)
     if kernel == "cpu":
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, lse.contiguous(), 0.0, causal, attn_mask=bias, scale=1.0
+            grad, query, key, value, out, lse.contiguous(), 0.0, causal, attn_mask=bias, scale=1.0
         )
     else:
         lse = F.pad(lse, (0, -lse.shape[-1] % 32))  # the kernel's own alignment
         seed = offset = torch.zeros((), dtype=torch.long, device=query.device)  # of a dropout that is 0
         grads = aten._scaled_dot_product_efficient_attention_backward(
-            grad, query, key, value, bias, output, lse, seed, offset, 0.0, [True] * 3 + [False], causal, scale=1.0
+            grad, query, key, value, bias, out, lse, seed, offset, 0.0, [True] * 3 + [False], causal, scale=1.0
         )
     return grads[0][..., :query_width], grads[1][..., :query_width], grads[2][..., :value_width]
 
@@ -115,18 +106,10 @@ def _math_forward(
 
 
 def _math_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    causal: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = query.dtype
-    grad, query, key, value, output = (at_least_float32(x) for x in (grad, query, key, value, output))
+    grad, query, key, value, out = (at_least_float32(x) for x in (grad, query, key, value, out))
     weights = torch.exp(_scores(query, key, mask, causal) - lse.unsqueeze(-1))
-    grad_weights = grad @ value.mT - (grad * output).sum(-1, keepdim=True)
-    grad_scores = weights * grad_weights
+    grad_scores = weights * (grad @ value.mT - (grad * out).sum(-1, keepdim=True))
     return (grad_scores @ key).to(dtype), (grad_scores.mT @ query).to(dtype), (weights.mT @ grad).to(dtype)

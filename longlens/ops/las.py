@@ -8,11 +8,11 @@ the causal decay folds into queries and keys: for i >= j and any center c
     exp(-a(i-j)) · q_i·k_j  =  (exp(-a(i-c))·q_i) · (exp(a(j-c))·k_j),
 
 so causal LaS is ``scaled_dot_product_attention(q', k', F v, is_causal=True)``. Where one folding does not reach (rates
-too large for the dtype, bidirectional attention, a cache), ``union.py`` joins several. The formula itself, in full, is
-``reference.py``.
+too large for the dtype, bidirectional attention, a cache), ``union.py`` joins several. ``reference.py`` is the formula.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -47,10 +47,9 @@ def las_attention(
     enable_gqa: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Local and Smooth attention; a drop-in for ``torch.nn.functional.scaled_dot_product_attention``.
-
-    With neither decay nor smoothing it is plain attention; decay alone is the paper's L-attention, smoothing alone its
-    S-attention, both are LaS, and with ``chunk_size=128`` LaS-chunk. Unlike torch's function it is causal by default.
+    """Local and Smooth attention, (B, H, Lq, dv); a drop-in for ``torch.nn.functional.scaled_dot_product_attention``,
+    though causal by default. With neither decay nor smoothing it is plain attention; decay alone is the paper's
+    L-attention, smoothing alone its S-attention, both are LaS, and with ``chunk_size=128`` LaS-chunk.
 
     Args:
         query: Queries, (B, H, Lq, d): heads come before positions. With Lq < Lk they are the last Lq positions, as with
@@ -58,8 +57,8 @@ def las_attention(
         key: Keys, (B, H, Lk, d).
         value: Values, (B, H, Lk, dv).
         decay: Rates >= 0, (H,), see ``decay_rates``; a score at distance n is multiplied by exp(-rate·n). A sequence of
-            floats is as good as a tensor, and saves a GPU from waiting for the values to be checked. One kernel call
-            serves while rate·Lq is below about 44 (float32, bfloat16; 5.5 in float16); steeper rates take several.
+            floats saves a GPU from waiting for the values of a tensor to be checked. One kernel call serves while
+            rate·Lq is below about 44 (float32, bfloat16; 5.5 in float16); steeper rates take several.
         smoothing: Odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a key
             moves on to the keys before it, f[0] of it staying.
         side: Side of the window. ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality.
@@ -79,9 +78,6 @@ def las_attention(
             causal only, with an error of about 1e-4 for scores of size 1 (``linear.py``), O(L) for each head whose
             rate·L is above 9, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a
             single query the formula, which is then the fastest.
-
-    Returns:
-        (B, H, Lq, dv).
     """
     check_choice("backend", backend, Backend)
     given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
@@ -140,8 +136,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan
         value = value.masked_fill(absent, 0.0)
     if plan.given.smoothing is not None:
         value = smooth_values(value, plan.given.smoothing, plan.given.side)
-        if absent is not None:
-            value = value.masked_fill(absent, 0.0)
+        value = value if absent is None else value.masked_fill(absent, 0.0)
     return _attend_smoothed(query, key, value, mask, plan)
 
 
@@ -151,9 +146,7 @@ def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     one_query = query.shape[-2] == 1 and plan.backend == "auto"
     if one_query or query.numel() == 0 or (piece is None and dropout_p > 0):
         query, key, value = (x.to(plan.dtype) for x in (query, key, value))
-        rest = AttentionArguments(
-            plan.rates, is_causal=is_causal, attn_mask=mask, scale=plan.scale, dropout_p=dropout_p
-        )
+        rest = replace(plan.given, decay=plan.rates, smoothing=None, chunk_size=None, attn_mask=mask, scale=plan.scale)
         return attend_by_formula(query, key, value, rest)[0]
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask

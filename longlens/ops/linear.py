@@ -6,18 +6,17 @@ the far keys of a query enter only through sums over them,
     Σ_j exp(x_ij)·v_j  ≈  Σ_j v_j  +  q_i·exp(-a(i-c)) · Σ_j exp(-a(c-j))·k_j ⊗ v_j,       and likewise with v_j = 1.
 
 The second sum is a state of size d×d that decays from block to block: linear attention with retention. The sequence is
-cut into blocks of W; a query attends exactly to its own block and the one before it, and to earlier ones through the
-state. The error falls like exp(-2aW) and grows with the scores. With W = reach / a the time is O(L·W) for each head. A
-head with a = 0 has no far field and stays exact. With a reach of 40 the far scores are 0 in any dtype, and nothing is
-approximate: so the exact path uses it, too, for heads that decay steeply.
+cut into blocks of W = reach / a; a query attends exactly to its own block and the one before it, and to earlier ones
+through the state: O(L·W) for each head. The error falls like exp(-2aW) and grows with the scores. With a reach of 40
+the far scores are 0 in any dtype: so the exact path uses it, too, for heads that decay steeply.
 """
 
 import torch
 from torch import Tensor
 
+from longlens.ops.checks import at_least_float32, working_dtype
 from longlens.ops.decay import decay_weights
 from longlens.ops.linear_attention import before, in_chunks
-from longlens.ops.precision import at_least_float32, working_dtype
 from longlens.ops.union import union_attention
 
 
@@ -46,7 +45,10 @@ def linear_head(
     sums = before(values.sum(2, keepdim=True), 2).cumsum(1)  # (B, n, 1, dv + 1)
     weighted = k * decay_weights(rate, step - width, working)[0]  # relative to the end of a key's own block
     states = weighted.mT @ values  # (B, n, d, dv + 1)
-    states = torch.einsum("ij,bjde->bide", _retention(rate, k.shape[1], width, working), states)
+    block = torch.arange(k.shape[1], device=query.device)
+    gap = block[:, None] - block - 1  # whole blocks in between
+    retention = decay_weights(rate, (-width * gap.clamp_min(0)).flatten(), working).view_as(gap)
+    states = torch.einsum("ij,bjde->bide", torch.where(gap >= 1, retention, 0.0), states)  # at the start of block i
     folded = q * decay_weights(rate, -step, working)[0] * scale  # relative to the start of a query's own block
     far = sums + folded @ states  # (B, n, W, dv + 1)
     count = sums[..., -1:]
@@ -59,11 +61,3 @@ def linear_head(
     q, k, v, ones, output, lse = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v, ones, output, lse))  # (B·n, 1, …)
     attended, _ = union_attention(q, k, v, rate, ones.mT > 0, None, output, lse, True, scale, dtype)
     return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
-
-
-def _retention(rate: Tensor, count: int, width: int, dtype: torch.dtype) -> Tensor:
-    """(n, n): how much of block j's state, as of its end, is left at the start of block i; 0 for j > i - 2."""
-    block = torch.arange(count, device=rate.device)
-    gap = block[:, None] - block[None, :] - 1  # whole blocks in between
-    weights = decay_weights(rate, (-width * gap.clamp_min(0)).flatten(), dtype).view(count, count)
-    return torch.where(gap >= 1, weights, 0.0)

@@ -2,15 +2,15 @@
 
     y_t = Σ_s (q_t·k_s)·v_s = q_t·S,   S = Σ_s k_s ⊗ v_s,   over all positions s, or with a running sum over s ≤ t
 
-``causal_product`` is the running sum, ``kernel_attention`` divides by the sum of the weights. Its positive weights come
-as logarithms, so that no query or key is too large for it, and no stabilizer looks at what a query must not see.
+``kernel_attention`` divides by the sum of the weights, which come as logarithms, so that no query or key is too large
+for it, and no stabilizer looks at what a query must not see.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.ops.checks import at_least_float32, no_autocast
 from longlens.ops.scan import linear_scan
 
 CHUNK = 64  # within a chunk all pairs, 64·L products; between chunks L / 64 states
@@ -21,8 +21,7 @@ def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor 
     """y_t = Σ_{s ≤ t} (q_t·k_s)·v_s, in float32 at least, for query and key (..., L, F), value (..., L, E).
 
     ``log_scale`` are logarithms c, (..., L), for keys e^{c_s}·k_s that could overflow; y_t is then relative to the
-    largest scale so far, Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. They take no gradient.
-    """
+    largest scale so far, Σ_{s ≤ t} e^{c_s - max_{r ≤ t} c_r}·(q_t·k_s)·v_s. They take no gradient."""
     query, key, value = (at_least_float32(x) for x in (query, key, value))
     length = query.shape[-2]
     if length == 0:
@@ -32,11 +31,13 @@ def causal_product(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor 
     pairs = q @ k.mT  # (..., n, C, C)
     if log_scale is None:
         states = before((k.mT @ v).cumsum(-3))  # (..., n, F, E): what all earlier chunks add up to
-        return _join((pairs.tril() @ v).add_(q @ states), length)
+        return (pairs.tril() @ v).add_(q @ states).flatten(-3, -2)[..., :length, :]
     within, leaving, arriving, kept = _weights(at_least_float32(log_scale.detach()), chunk)
     sums = (k * leaving).mT @ v
-    states = linear_scan(_flat(kept.expand_as(sums)), _flat(sums)).view_as(sums)
-    return _join(((pairs * within) @ v).add_((q * arriving) @ before(states)), length)
+    # A scan wants (B, n, F·E).
+    flat = [x.flatten(-2).flatten(0, -3) for x in (kept.expand_as(sums), sums)]
+    states = before(linear_scan(*flat).view_as(sums))
+    return ((pairs * within) @ v).add_((q * arriving) @ states).flatten(-3, -2)[..., :length, :]
 
 
 def causal_product_reference(query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None = None) -> Tensor:
@@ -49,16 +50,11 @@ def causal_product_reference(query: Tensor, key: Tensor, value: Tensor, log_scal
 
 
 def causal_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_scale: Tensor | None = None,
-    state: tuple[Tensor, Tensor] | None = None,
+    query: Tensor, key: Tensor, value: Tensor, scale: Tensor, state: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One position of ``causal_product``, (..., E), and the next state: the sum so far, (..., F, E), and its log scale,
-    (...); None at the start."""
+    """One position of ``causal_product``, (..., E), with a log scale (...), and the next state: the sum so far,
+    (..., F, E), and its log scale; None at the start."""
     new = key.unsqueeze(-1) * value.unsqueeze(-2)
-    scale = torch.zeros_like(key[..., 0]) if log_scale is None else log_scale
     if state is not None:
         before, old = state
         largest = torch.maximum(old, scale)
@@ -72,11 +68,8 @@ def kernel_attention(
     log_query: Tensor, log_key: Tensor, value: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
 ) -> Tensor:
     """Attention whose weights, before they are divided by their sum, are w_ts = Σ_f exp(log_query_tf + log_key_sf), in
-    float32 at least.
-
-    The logarithms of positive features are (B, H, L, F), the values (B, H, L, E). ``mask`` (B, L) is True for the keys
-    that count; if none counts, all do.
-    """
+    float32 at least. The logarithms of positive features are (B, H, L, F), the values (B, H, L, E). ``mask`` (B, L) is
+    True for the keys that count; if none counts, all do."""
     log_query, log_key, value = (at_least_float32(x) for x in (log_query, log_key, value))
     if value.shape[-2] == 0:
         return value.clone()
@@ -140,17 +133,7 @@ def in_chunks(x: Tensor, chunk: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, rest)) if rest else x).unflatten(-2, (-1, chunk))
 
 
-def _join(chunks: Tensor, length: int) -> Tensor:
-    """(..., n, C, d) -> (..., L, d)"""
-    return chunks.flatten(-3, -2)[..., :length, :]
-
-
 def before(states: Tensor, by: int = 1) -> Tensor:
     """(..., n, F, E): for each chunk the state of the one before it, or of that ``by`` before; 0 without one."""
     kept = states.shape[-3] - by
     return torch.cat([torch.zeros_like(states[..., :by, :, :]), states[..., :kept, :, :]], dim=-3)
-
-
-def _flat(states: Tensor) -> Tensor:
-    """(..., n, F, E) -> (B, n, F·E), as a scan wants them."""
-    return states.flatten(-2).flatten(0, -3)

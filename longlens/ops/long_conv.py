@@ -10,18 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.precision import at_least_float32
+from longlens.ops.checks import at_least_float32
 
 
 def long_conv(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:
-    """Convolve each channel with its kernel, which may be shorter or longer than the sequence. Half precision is
-    computed in float32.
-
-    Args:
-        x: Inputs, (B, L, D), as the outputs.
-        kernel: Kernels, (D, K): ``kernel[:, n]`` weighs the input n steps back.
-        later: Kernels of later inputs, (D, K), for both sides: ``later[:, n]`` weighs the input n + 1 steps later.
-    """
+    """Convolve each channel of x (B, L, D) with its kernel (D, K), which may be shorter or longer than the sequence, in
+    float32 at least: ``kernel[:, n]`` weighs the input n steps back, ``later[:, n]`` that n + 1 steps later."""
     if x.ndim != 3:
         raise ValueError(f"x must have the shape (batch, length, channels), got {tuple(x.shape)}")
     for name, taps in (("kernel", kernel), ("later", later)):
@@ -53,14 +47,9 @@ def long_conv_reference(x: Tensor, kernel: Tensor, later: Tensor | None = None) 
 def fast_size(least: int) -> int:
     """The smallest length of at least ``least`` without prime factors above 5, for which FFTs are fast."""
     size = max(least, 1)
-    while True:
-        rest = size
-        for factor in (2, 3, 5):
-            while rest % factor == 0:
-                rest //= factor
-        if rest == 1:
-            return size
+    while 60**24 % size:  # divides a power of 60: no other prime factors than 2, 3 and 5
         size += 1
+    return size
 
 
 class _CircularConvolution(torch.autograd.Function):

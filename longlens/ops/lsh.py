@@ -6,10 +6,8 @@ the tokens that it sees in round r,
 
     y = Σ_r exp(z_r)·y_r / Σ_r exp(z_r),   y_r = Σ_j exp(s_j - z_r)·v_j,   z_r = log Σ_j exp(s_j)
 
-A token sees itself only if there is no other: its own score would nearly always be the largest.
-
-The borders of chunks depend on all tokens, later ones too. A causal token sees the last tokens of its bucket before it
-instead, as many as a chunk has. Wherever the borders are, these tokens lie in the same two chunks.
+A token sees itself only if there is no other. The borders of chunks depend on all tokens, later ones too: a causal
+token sees the last tokens of its bucket before it instead, as many as a chunk has, which lie in the same two chunks.
 
 Shapes: B sequences, H heads, L tokens, R rounds; in a round, the sorted tokens are n chunks of S, each of which sees 2S
 tokens. A *place* is where a token stands in the order of a round.
@@ -23,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.ops.checks import at_least_float32, no_autocast
 
 _SELF = -5e4  # the score of a token with itself, as in reformer-pytorch: below all others, and possible in float16
 _PADDING = torch.iinfo(torch.int32).max  # the bucket of padding, which sorts behind all others
@@ -53,14 +51,13 @@ def lsh_attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Attention within buckets, in O(R·L·S) after a sort.
+    """Attention within buckets, (B, H, L, d), in O(R·L·S) after a sort.
 
     Args:
         qk: Queries, (B, H, L, d), whose directions are the keys.
-        value: Values, (B, H, L, d), as the result.
+        value: Values, (B, H, L, d).
         buckets: Bucket of each token in each round, (B, H, R, L), numbers of at least 0.
         size: Length S of a chunk.
-        is_causal: See earlier tokens only.
         across_buckets: See all tokens of the two chunks, whatever their bucket. This cannot be causal.
         distinct: Count a token that is seen in several rounds once, which takes O(R²·L·S).
         mask: (B, L), True for tokens, False for padding, which no token then sees.

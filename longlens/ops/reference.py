@@ -1,17 +1,14 @@
-"""Eq. 4 of the paper as it is printed, with the L×L matrices in full: the oracle, never the fast path.
-
-LaS_c(Q, K, V) = AP(softmax(exp(-α_c · D) ⊙ (Q Kᵀ / √d))) V
-"""
+"""Eq. 4 of the paper as it is printed, with the L×L matrices in full: the oracle, never the fast path."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Unpack, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionArguments, AttentionOptions, full_mask
-from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.ops.checks import AttentionArguments, AttentionOptions, at_least_float32, full_mask, no_autocast
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
 Pooling = Literal["after-softmax", "re-masked", "renormalized", "before-softmax"]
@@ -34,13 +31,20 @@ def las_attention_reference(
     key: Tensor,
     value: Tensor,
     *,
+    decay: Tensor | Sequence[float] | None = None,
+    smoothing: Smoothing | None = None,
+    side: Side = "past",
+    chunk_size: int | None = None,
+    is_causal: bool = True,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
     pooling: Pooling = "after-softmax",
     return_weights: bool = False,
-    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``las_attention`` by its formula; the arguments are the same, and two more.
-
-    Low precision is computed in float32 and rounded at the end.
+    """``las_attention`` by its formula, LaS_c(Q, K, V) = AP(softmax(exp(-α_c · D) ⊙ (Q Kᵀ / √d))) V, with its arguments
+    and two more. Low precision is computed in float32 and rounded at the end.
 
     Args:
         pooling: Order of pooling and softmax, where the paper is silent. ``"after-softmax"`` is Eq. 4. ``"re-masked"``
@@ -48,7 +52,7 @@ def las_attention_reference(
             to 1 again, and ``"before-softmax"`` pools the scores instead of the weights.
         return_weights: Also return the weights (B, H, Lq, Lk) that multiply the values.
     """
-    given = AttentionArguments(**options)
+    given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
     given.check(query, key, value)
     check_choice("pooling", pooling, Pooling)
     output, weights = attend_by_formula(query, key, value, given, pooling)
@@ -67,13 +71,12 @@ def attend_by_formula(
     # The queries are the last Lq positions.
     key_position = torch.arange(key.shape[-2], device=query.device)
     query_position = torch.arange(query.shape[-2], device=query.device) + key.shape[-2] - query.shape[-2]
-    distance = query_position[:, None] - key_position[None, :]  # (Lq, Lk)
-
+    distance = query_position[:, None] - key_position  # (Lq, Lk)
     allowed = distance >= 0 if given.is_causal else torch.ones_like(distance, dtype=torch.bool)
     mask = None if given.attn_mask is None else full_mask(given.attn_mask, key.shape[-2])
     same_chunk = None
     if given.chunk_size is not None:
-        same_chunk = query_position[:, None] // given.chunk_size == key_position[None, :] // given.chunk_size
+        same_chunk = query_position[:, None] // given.chunk_size == key_position // given.chunk_size
         allowed = allowed & same_chunk
         mask = mask if mask is None else mask & same_chunk
     if mask is not None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longlens.ops.precision import at_least_float32, working_dtype
+from longlens.ops.checks import at_least_float32, working_dtype
 
 
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:

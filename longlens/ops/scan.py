@@ -13,41 +13,21 @@ from torch.autograd.function import once_differentiable
 _SHORT = 32  # up to this length the steps are done one after the other
 
 
-def linear_scan(decay: Tensor, inputs: Tensor, *, initial: Tensor | None = None, reverse: bool = False) -> Tensor:
-    """All states of h_t = decay_t ⊙ h_{t-1} + inputs_t, (B, L, N).
-
-    Args:
-        decay: Factors a, (N,), the same in every step, or (B, L, N).
-        inputs: Inputs b, (B, L, N).
-        initial: State before the first step, (B, N); by default 0.
-        reverse: Run from the last step to the first.
-    """
+def linear_scan(decay: Tensor, inputs: Tensor, *, reverse: bool = False) -> Tensor:
+    """All states of h_t = decay_t ⊙ h_{t-1} + inputs_t, (B, L, N), from h = 0 before the first step, or for ``reverse``
+    after the last, for inputs (B, L, N) and decay (B, L, N), or (N,) if it is the same in every step."""
     if inputs.ndim != 3:
         raise ValueError(f"inputs must have the shape (batch, length, width), got {tuple(inputs.shape)}")
-    batch, length, width = inputs.shape
-    if decay.shape not in ((width,), inputs.shape):
-        shapes = f"({width},) or that of inputs, {tuple(inputs.shape)}"
+    if decay.shape not in (inputs.shape[2:], inputs.shape):
+        shapes = f"({inputs.shape[2]},) or that of inputs, {tuple(inputs.shape)}"
         raise ValueError(f"decay must have the shape {shapes}, got {tuple(decay.shape)}")
-    if initial is not None and initial.shape != (batch, width):
-        raise ValueError(f"initial must have the shape ({batch}, {width}), got {tuple(initial.shape)}")
     dtype = torch.promote_types(decay.dtype, inputs.dtype)
-    decay, inputs = decay.to(dtype), inputs.to(dtype)
-    if length == 0:
-        return inputs.clone()
-    if initial is not None:
-        first = length - 1 if reverse else 0
-        start = (decay if decay.ndim == 1 else decay[:, first]) * initial
-        changed = (inputs[:, first] + start)[:, None]
-        inputs = torch.cat([inputs[:, :first], changed, inputs[:, first + 1 :]], dim=1)
-    return _Scan.apply(decay, inputs, reverse)
+    return _Scan.apply(decay.to(dtype), inputs.to(dtype), reverse) if inputs.shape[1] else inputs.to(dtype).clone()
 
 
-def linear_scan_reference(
-    decay: Tensor, inputs: Tensor, *, initial: Tensor | None = None, reverse: bool = False
-) -> Tensor:
+def linear_scan_reference(decay: Tensor, inputs: Tensor, *, reverse: bool = False) -> Tensor:
     """The same, step by step."""
-    length = inputs.shape[1]
-    state = torch.zeros_like(inputs[:, 0]) if initial is None else initial
+    length, state = inputs.shape[1], torch.zeros_like(inputs[:, 0])
     states: list[Tensor] = [state] * length
     for t in reversed(range(length)) if reverse else range(length):
         state = (decay if decay.ndim == 1 else decay[:, t]) * state + inputs[:, t]

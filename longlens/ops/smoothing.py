@@ -1,12 +1,9 @@
-"""Smoothing of the attention rows, moved to the values.
-
-Pooling each row of an attention matrix A with a kernel f is a linear map on the key axis, so that
+"""Smoothing of the attention rows, moved to the values: pooling each row of an attention matrix A with a kernel f,
 
     pool(A) · V  =  A · (F V),        (F V)_n = Σ_m f_m · v_{n - m + offset},        v = 0 outside of the sequence,
 
-with offset 0 for ``side="past"`` (weight only moves to earlier positions: causal) and (P - 1) / 2 for
+has offset 0 for ``side="past"`` (weight only moves to earlier positions: causal) and (P - 1) / 2 for
 ``side="centered"`` (the window of ordinary average pooling: after a causal softmax it sees (P - 1) / 2 later steps).
-The L×L matrix is never needed: the cost is O(P·L·d).
 """
 
 import math
@@ -22,12 +19,8 @@ Kernel = tuple[float, ...] | Tensor  # the weights f: numbers, or a tensor if th
 
 
 def smooth_values(value: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
-    """Filter values (..., L, d) along the sequence, with zeros before the first and after the last position.
-
-    Args:
-        value: Values, (..., L, d).
-        smoothing: Odd window P of the moving average, or a 1-D kernel f.
-        side: Side of the window: past or centered.
+    """Filter values (..., L, d) along the sequence, with zeros before the first and after the last position, by an odd
+    window P of the moving average or a 1-D kernel f.
 
     >>> smooth_values(torch.tensor([[3.0], [6.0], [9.0]]), 3).flatten()
     tensor([1., 3., 6.])

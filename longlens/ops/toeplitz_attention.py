@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.precision import at_least_float32, no_autocast
+from longlens.ops.checks import at_least_float32, no_autocast
 
 _HIDDEN = -1e30  # a score whose exponential is 0, and that can be multiplied by 0
 _PAIRS = {"cpu": 2**19}  # scores of a block, which should stay in a cache; other devices need large blocks
@@ -36,9 +36,7 @@ def toeplitz_attention(
 
     Args:
         biases: Biases b, (2L - 1,), of the keys from L - 1 steps back to L - 1 steps later.
-        is_causal: Attend to j <= i only.
-        mask: (B, L), True for tokens, False for padding, which no token then sees. Padding that sees no token sees
-            padding.
+        mask: (B, L), True for tokens; no token sees padding, and padding that sees no token sees padding.
         rows: Queries in a block, by default as many as have about half a million scores, but at least 64.
     """
     query, key, value, biases = (at_least_float32(x) for x in (query, key, value, biases))

@@ -1,8 +1,8 @@
 """Decayed attention over several pieces of the keys, joined exactly.
 
-Folding writes exp(-a|i-j|)·q_i·k_j as a product of a weighted query and a weighted key. One such product reaches only
-as far as the exponent of the dtype, and only one side of the diagonal. This module covers the rest: the queries are cut
-into segments, and the keys of a segment into *pieces*, each folded around a center of its own,
+Folding writes exp(-a|i-j|)·q_i·k_j as a product of a weighted query and a weighted key, which reaches only as far as
+the exponent of the dtype, and only one side of the diagonal. For the rest, the queries are cut into segments, and the
+keys of a segment into *pieces*, each folded around a center of its own,
 
     past      all earlier segments          weights <= 1, may vanish: the score is then truly 0
     diagonal  the segment itself, j <= i    weights up to exp(a·W/2), the segment's width W is chosen so that it fits
@@ -11,7 +11,7 @@ into segments, and the keys of a segment into *pieces*, each folded around a cen
 
 so that each piece is one call of a FlashAttention kernel. Their outputs are joined by their log-sum-exp. The backward
 pass calls the kernel's own backward for each piece with the *joined* output and log-sum-exp, which gives the exact
-gradient: P_ij = exp(s_ij - lse) holds for the whole row. Nothing of size L×L is made, and nothing folded is stored.
+gradient, as P_ij = exp(s_ij - lse) holds for the whole row. Nothing of size L×L is made, and nothing folded is stored.
 """
 
 import math
@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longlens.ops.checks import check_decay
+from longlens.ops.checks import check_decay, working_dtype
 from longlens.ops.decay import Piece, fold, hide_keys, max_exponent, one_folding_fits, widest_dtype
 from longlens.ops.kernels import attention_backward, attention_forward
-from longlens.ops.precision import working_dtype
 
 
 @torch.library.custom_op("longlens::union_attention", mutates_args=())

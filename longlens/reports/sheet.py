@@ -34,21 +34,21 @@ class Sheet:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         shown = self._fitting(options.max_width)
-        title = _text(self.title, "table.title") if self.title else None
+        title = plain_text(self.title, "table.title") if self.title else None
         table = Table(title=title, title_justify="left")
         for index in shown:
             column = self.columns[index]
             width = None if column.wrap else self._width(index)
             table.add_column(
-                _text(column.name), justify="right" if column.number else "left", width=width, overflow="fold"
+                plain_text(column.name), justify="right" if column.number else "left", width=width, overflow="fold"
             )
         for row in self.rows:
-            table.add_row(*(_text(row[index]) for index in shown))
+            table.add_row(*(plain_text(row[index]) for index in shown))
         yield table
         hidden = [column.name for index, column in enumerate(self.columns) if index not in shown]
         if hidden:
-            yield _text(f"not shown at this width: {', '.join(hidden)}")
-        yield from map(_text, self.notes)
+            yield plain_text(f"not shown at this width: {', '.join(hidden)}")
+        yield from map(plain_text, self.notes)
 
     def _fitting(self, width: int) -> list[int]:
         """The columns that fit, in their order."""
@@ -59,7 +59,7 @@ class Sheet:
         return shown
 
     def _width(self, index: int) -> int:
-        return max(_text(cell).cell_len for cell in (self.columns[index].name, *(row[index] for row in self.rows)))
+        return max(plain_text(cell).cell_len for cell in (self.columns[index].name, *(row[index] for row in self.rows)))
 
     def to_markdown(self) -> str:
         lines = [[column.name for column in self.columns], ["--:" if c.number else ":--" for c in self.columns]]
@@ -80,7 +80,7 @@ class Sheet:
         return text.getvalue()
 
 
-def _text(content: str, style: str = "") -> Text:
+def plain_text(content: str, style: str = "") -> Text:
     """As it is: names of recipes and folders may be any, and are neither markup nor commands to the terminal."""
     return Text("".join(c if c.isprintable() or c == "\n" else "�" for c in content), style=style)
 

@@ -12,9 +12,10 @@ from longlens.errors import BadInput, LongLensError
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import read_config, read_environment, read_result
+from longlens.training.run import read_config, read_environment, read_result, show_metric
 
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
+RANKS = {"test": 0, "valid": 1, "last": 6, "params": 2, "steps": 7, "tokens/s": 4, "memory": 5, "time": 3}
 
 
 def runs_tables(runs: Path) -> list[Sheet]:
@@ -68,14 +69,7 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
     if len({result["steps"] for result in results}) == 1:
         title += f" after {results[0]['steps']:,} steps"
     columns = [Column("mixer"), *(Column(name.rpartition(".")[2]) for name in different)]
-    columns += [Column("test", 0, True), Column("valid", 1, True), Column("last", 6, True), Column("params", 2, True)]
-    columns += [
-        Column("steps", 7, True),
-        Column("tokens/s", 4, True),
-        Column("memory", 5, True),
-        Column("time", 3, True),
-    ]
-    sheet = Sheet(title, columns)
+    sheet = Sheet(title, columns + [Column(name, rank, number=True) for name, rank in RANKS.items()])
     marks = _other_environments(outcomes)
     for group in _groups(outcomes):
         values = group[0].config.values()
@@ -83,23 +77,15 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
         cells = [_with_seeds(group) + mark, *(str(values.get(name, "")) for name in different)]
         done = [outcome.result for outcome in group if outcome.result is not None]
         if not done:
-            sheet.rows.append([*cells, "failed", *[""] * 7])
+            sheet.rows.append([*cells, "failed", *[""] * (len(RANKS) - 1)])
             continue
-        metric = done[0]["metric"]
-        test, valid, last = (
-            _spread(metric, [result[key] for result in done]) for key in ("test", "valid", "test_last")
-        )
-        sheet.rows.append(
-            [
-                *cells,
-                *(test, valid, last),
-                f"{done[0]['parameters']:,}",
-                f"{done[0]['steps']:,}",
-                f"{mean(result['tokens_per_second'] for result in done):,.0f}",
-                f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB",
-                f"{mean(result['seconds'] for result in done):,.0f} s",
-            ]
-        )
+        metric, scores = done[0]["metric"], ("test", "valid", "test_last")
+        cells += [_spread(metric, [result[key] for result in done]) for key in scores]
+        cells += [f"{done[0]['parameters']:,}", f"{done[0]['steps']:,}"]
+        cells.append(f"{mean(result['tokens_per_second'] for result in done):,.0f}")
+        cells.append(f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB")
+        cells.append(f"{mean(result['seconds'] for result in done):,.0f} s")
+        sheet.rows.append(cells)
     if results:
         sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
     sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
@@ -156,7 +142,7 @@ def choice(outcomes: list[Outcome]) -> Iterator[str]:
 
 def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     """The runs that ended, those of one config together, the best first."""
-    from longlens.models.heads import higher_is_better  # and torch, which a list of runs does not wait for
+    from longlens.models.model import higher_is_better  # and torch, which a list of runs does not wait for
 
     groups = [[outcome for outcome in group if outcome.result is not None] for group in _groups(outcomes)]
     groups = [group for group in groups if group and None not in _scores(group, key)]
@@ -228,9 +214,3 @@ def _spread(metric: str, values: list[float | None]) -> str:
     if len(known) < 2:
         return show_metric(metric, known[0]) if known else "–"
     return f"{show_metric(metric, mean(known))} ± {show_metric(metric, stdev(known))}"
-
-
-def show_metric(metric: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3f}"

@@ -6,8 +6,8 @@ direction: for attention a multiple of a row of the attention matrix, but for wh
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +24,13 @@ NOTHING = 1e-6
 DECAYS = 0.5  # a layer decays if far weights are at most this fraction of the near ones
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a layer is like at initialization.
+class Measured(NamedTuple):
+    """What a layer is like at initialization."""
 
-    Args:
-        far: Mean weight of the last quarter of the distances, relative to the first quarter.
-        rate: Rate of exponential decay, a token: the slope of log |k[n]|, as far as it is not next to nothing.
-        roughness: Mean |k[n + 1] - k[n]| / mean |k[n]|: 0 for a constant, 1.41 for independent numbers.
-        state: Numbers that are remembered after some steps; None if the layer has no step.
-    """
-
-    far: float
-    rate: float
-    roughness: float
-    state: int | None
+    far: float  # mean weight of the last quarter of the distances, relative to the first quarter
+    rate: float  # of exponential decay, a token: the slope of log |k[n]|, as far as it is not next to nothing
+    roughness: float  # mean |k[n + 1] - k[n]| / mean |k[n]|: 0 for a constant, 1.41 for independent numbers
+    state: int | None  # numbers that are remembered after some steps; None if the layer has no step
 
     @property
     def decays(self) -> bool:
@@ -113,59 +105,6 @@ def _tensors(state: Any) -> Iterator[Tensor]:
 
 COLUMNS = {"decays": "decays", "regularized": "R", "special_init": "U.I", "stable": "stable"}
 COLUMNS |= {"gated": "G", "complex": "C", "normalized": "N"}
-
-
-def traits_tables(length: int, width: int) -> list[Sheet]:
-    """Table 10 of the paper, for all layers; what is measured of it; and what they need. Each fits 80 columns."""
-    names, measured = list_mixers(), {}
-    with progress("measuring", len(names), "layers") as done:
-        for count, name in enumerate(names):
-            done(count, name)
-            measured[name] = measure_traits(name, length=length, width=width)
-    return [_design_table(names), _shape_table(measured, length, width), _cost_table(measured, width)]
-
-
-def _design_table(names: list[str]) -> Sheet:
-    table = Sheet("design", [Column("layer"), *map(Column, COLUMNS.values()), Column("non-rec.")], notes=[DESIGN])
-    for name in names:
-        traits = find_mixer(name).traits
-        if traits is None:
-            table.rows.append([name, *["?"] * (len(COLUMNS) + 1)])
-        else:
-            said = [getattr(traits, field) for field in COLUMNS]
-            table.rows.append([name, *map(_yes, [*said, not traits.recurrent])])
-    return table
-
-
-def _shape_table(measured: dict[str, Measured], length: int, width: int) -> Sheet:
-    numbers = [Column(name, number=True) for name in ("far/near", "rate", "rough")]
-    title = f"measured at initialization, L = {length:,}, width {width}"
-    table = Sheet(title, [Column("layer"), Column("decays"), *numbers], notes=[SHAPE])
-    for name, found in measured.items():
-        traits = find_mixer(name).traits
-        mark = "" if traits is None or found.decays == traits.decays else "! "
-        shape = [f"{mark}{found.far:.2g}", f"{found.rate + 0.0:.1e}", f"{found.roughness:.2f}"]
-        table.rows.append([name, "?" if traits is None else _yes(traits.decays), *shape])
-    return table
-
-
-def _cost_table(measured: dict[str, Measured], width: int) -> Sheet:
-    columns = [Column("layer"), Column("sides"), Column("time"), Column("state", wrap=True)]
-    table = Sheet("sides and costs", [*columns, Column(f"after {STEPS}", number=True)])
-    for name, found in measured.items():
-        traits, (causal, both) = find_mixer(name).traits, seen_sides(name)
-        cost, state = ("?", "?") if traits is None else (traits.cost, traits.state or "–")
-        counted = "–" if found.state is None else f"{found.state:,}"
-        side = "either" if causal and both else "causal" if causal else "both"
-        table.rows.append([name, side, cost, state, counted])
-    table.notes.append(f"state: numbers that a step remembers; after {STEPS} tokens, width {width}.")
-    return table
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "·"
-
-
 DESIGN = (
     "R: explicit regularization, U.I: unique initialization, G: gating, C: complex parameters, N: normalization, "
     "non-rec.: trains without recurrence; the paper's layers as in its Table 10."
@@ -175,3 +114,34 @@ SHAPE = (
     "first; !: not below 0.5 though the layer is said to decay, or below though it is not. rate: of exponential decay, "
     "a token. rough: roughness, mean |k[n+1] - k[n]| / mean |k[n]|, 0 if constant, 1.41 if independent."
 )
+
+
+def traits_tables(length: int, width: int) -> list[Sheet]:
+    """Table 10 of the paper, for all layers; what is measured of it; and what they need. Each fits 80 columns."""
+    design = Sheet("design", [*map(Column, ("layer", *COLUMNS.values(), "non-rec."))], notes=[DESIGN])
+    columns = [
+        Column("layer"),
+        Column("decays"),
+        *(Column(name, number=True) for name in ("far/near", "rate", "rough")),
+    ]
+    shape = Sheet(f"measured at initialization, L = {length:,}, width {width}", columns, notes=[SHAPE])
+    columns = [Column("layer"), Column("sides"), Column("time"), Column("state", wrap=True)]
+    costs = Sheet("sides and costs", [*columns, Column(f"after {STEPS}", number=True)])
+    costs.notes.append(f"state: numbers that a step remembers; after {STEPS} tokens, width {width}.")
+    names = list_mixers()
+    with progress("measuring", len(names), "layers") as done:
+        for count, name in enumerate(names):
+            done(count, name)
+            found, traits = measure_traits(name, length=length, width=width), find_mixer(name).traits
+            said, mark, cost, state = ["?"] * (len(COLUMNS) + 1), "", "?", "?"
+            if traits is not None:
+                values = [*(getattr(traits, field) for field in COLUMNS), not traits.recurrent]
+                said = ["yes" if value else "·" for value in values]
+                mark = "" if found.decays == traits.decays else "! "
+                cost, state = traits.cost, traits.state or "–"
+            numbers = [f"{mark}{found.far:.2g}", f"{found.rate + 0.0:.1e}", f"{found.roughness:.2f}"]
+            counted = "–" if found.state is None else f"{found.state:,}"
+            design.rows.append([name, *said])
+            shape.rows.append([name, said[0], *numbers])
+            costs.rows.append([name, seen_sides(name), cost, state, counted])
+    return [design, shape, costs]

@@ -10,15 +10,14 @@ Values are normal, divided by the largest magnitude of their sequence; positions
 New samples in each epoch of training; sample i of an epoch depends on nothing but the options, the epoch and i.
 """
 
-from abc import abstractmethod
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from longlens.data.datasets import SPLITS, Metric, Samples, SplitName
-from longlens.data.stream import Stream, normal_of_bits
+from longlens.data.datasets import SPLITS, Metric, Samples, Split, SplitName, Stream
 from longlens.options import Seed
 from longlens.tasks.base import Head, Length, Sizes, Spec, Task, register
 
@@ -47,50 +46,39 @@ class Atomic(Task):
         return Spec("real", 3, self.max_length, self.head, 1, self.metric, positions=self.max_length)
 
     def load(self, name: SplitName, epoch: int) -> "AtomicSplit":
-        size = self.sizes[SPLITS.index(name)]
-        return AtomicSplit(self, size, (name, epoch if name == "train" else 0))
+        return AtomicSplit(self, self.sizes[SPLITS.index(name)], (name, epoch if name == "train" else 0))
 
-    @abstractmethod
     def bits(self) -> int:
         """Random numbers that a sample is made of."""
+        return self.max_length
 
-    @abstractmethod
     def sample(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (B, L, channels) and targets (B, positions) from random bits (B, n)."""
+        values = _values(bits)
+        return _with_positions(values), self.running(values)
+
+    def running(self, values: np.ndarray) -> np.ndarray:
+        """(B, L) to (B, L): a number for each number, of it and those before it."""
+        raise NotImplementedError
 
     def render(self, samples: Samples, row: int) -> str:
         with np.printoptions(precision=3, suppress=True, threshold=20, edgeitems=8, linewidth=110):
             return f"values {samples.inputs[row, :, 0]}\ntarget {samples.targets[row]}"
 
 
-class Running(Atomic):
-    """A number for each number, of it and those before it."""
-
-    def bits(self) -> int:
-        return self.max_length
-
-    def sample(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values = _values(bits)
-        return _with_positions(values), self.target(values)
-
-    @abstractmethod
-    def target(self, values: np.ndarray) -> np.ndarray:
-        """(B, L) to (B, L)."""
-
-
 @register("atomic-cumsum")
-class CumSum(Running):
+class CumSum(Atomic):
     summary: ClassVar[str] = "running sums of real numbers"
 
-    def target(self, values: np.ndarray) -> np.ndarray:
+    def running(self, values: np.ndarray) -> np.ndarray:
         return np.cumsum(values, axis=1) / np.sqrt(np.arange(1, values.shape[1] + 1))
 
 
 @register("atomic-cummax")
-class CumMax(Running):
+class CumMax(Atomic):
     summary: ClassVar[str] = "running maxima of real numbers"
 
-    def target(self, values: np.ndarray) -> np.ndarray:
+    def running(self, values: np.ndarray) -> np.ndarray:
         return np.maximum.accumulate(values, axis=1)
 
 
@@ -102,8 +90,6 @@ class Select(Atomic):
     Args:
         max_length: Numbers that are not marked; a sequence has twice the marked ones besides.
         marked: Numbers that are marked.
-        sizes: Samples of an epoch of training, of validation and of test.
-        seed: Seed of the generated samples.
     """
 
     marked: Length = 32
@@ -127,7 +113,7 @@ class Select(Atomic):
 
 
 @dataclass(frozen=True)
-class AtomicSplit:
+class AtomicSplit(Split):
     """Samples that are made when they are taken."""
 
     task: Atomic
@@ -149,9 +135,6 @@ class AtomicSplit:
         lengths = np.full(len(indices), inputs.shape[1], dtype=np.int64)
         return Samples(inputs.astype(np.float32), lengths, targets.astype(np.float32))
 
-    def count_targets(self, indices: np.ndarray) -> int:
-        return len(indices)
-
 
 def _values(bits: np.ndarray) -> np.ndarray:
     """(B, L) normal numbers, divided by the largest magnitude of their row."""
@@ -166,3 +149,40 @@ def _with_positions(*channels: np.ndarray) -> np.ndarray:
     # Rounded, as the last bit of a cosine is not the same on all machines.
     circle = (np.broadcast_to(np.round(wave, 9), (count, length)) for wave in (np.cos(angle), np.sin(angle)))
     return np.stack([*channels, *circle], axis=2)
+
+
+def normal_of_bits(bits: np.ndarray) -> np.ndarray:
+    """Standard normal numbers from 64 random bits each: Φ⁻¹ of the uniform number in the middle of its cell.
+
+    Φ⁻¹ is Acklam's rational approximation, relative error 1.2e-9: one function of p − ½ in the middle, one of
+    √(−2 log p) in the tails.
+    """
+    p = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52  # never 0, never 1
+    q = p - 0.5
+    r = q * q
+    result = q * np.polyval(_MIDDLE, r) / np.polyval(_MIDDLE_BELOW, r)
+    for tail, sign in ((p < _TAIL, 1.0), (p > 1 - _TAIL, -1.0)):
+        t = np.sqrt(-2 * _log(p[tail] if sign > 0 else 1 - p[tail]))
+        result[tail] = sign * np.polyval(_TAILS, t) / np.polyval(_TAILS_BELOW, t)
+    return result
+
+
+_TAIL = 0.02425
+_MIDDLE = (-3.969683028665376e01, 2.209460984245205e02, -2.759285104469687e02, 1.383577518672690e02,
+           -3.066479806614716e01, 2.506628277459239e00)  # fmt: skip
+_MIDDLE_BELOW = (-5.447609879822406e01, 1.615858368580409e02, -1.556989798598866e02, 6.680131188771972e01,
+                 -1.328068155288572e01, 1.0)  # fmt: skip
+_TAILS = (-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e00, -2.549732539343734e00,
+          4.374664141464968e00, 2.938163982698783e00)  # fmt: skip
+_TAILS_BELOW = (7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e00, 3.754408661907416e00, 1.0)
+
+
+def _log(x: np.ndarray) -> np.ndarray:
+    """The logarithm of positive numbers in exact operations: x = m·2ᵉ, log m = 2·artanh((m − 1) / (m + 1))."""
+    mantissa, exponent = np.frexp(x)
+    small = mantissa < math.sqrt(0.5)
+    mantissa = np.where(small, 2 * mantissa, mantissa)  # in [√½, √2), so |s| < 0.172
+    exponent = exponent - small
+    s = (mantissa - 1) / (mantissa + 1)
+    series = np.polyval([1.0 / power for power in range(23, 0, -2)], s * s)
+    return exponent * 0.6931471805599453 + 2 * s * series

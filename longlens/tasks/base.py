@@ -15,16 +15,15 @@ from annotated_types import Ge, Le
 
 from longlens.data import store
 from longlens.data.datasets import SPLITS as SPLITS
-from longlens.data.datasets import Metric, Samples, Sequences, Split, SplitName, Subset, offsets_of
-from longlens.data.sources import Source
+from longlens.data.datasets import Batches, Metric, Samples, Sequences, Split, SplitName, Stream, Subset, offsets_of
+from longlens.data.sources import ARENA, Source
 from longlens.data.store import Details, Prepared, Writer
-from longlens.data.stream import Stream
 from longlens.errors import BadInput
 from longlens.options import Is, Option, Options, Seed, Size
 from longlens.registry import Registry
 
-if TYPE_CHECKING:
-    from longlens.data.batches import Batches
+if TYPE_CHECKING:  # what generates is imported when it is needed
+    from longlens.data.generate import Shard
 
 Head = Literal["classify", "match", "regress", "language"]
 Length = Annotated[int, Ge(1), Le(2**24), Is("a whole number from 1 to 16,777,216")]
@@ -73,13 +72,10 @@ class Task(Options, ABC):
 
     @classmethod
     def make(cls, values: Mapping[str, Any], what: str) -> Self:
-        given = dict(values)
         for old, new in cls.aliases.items():
-            if old in given:
-                if new in given:
-                    raise BadInput(f"{what} needs {new!r} once, got it and its old name {old!r}")
-                given[new] = given.pop(old)
-        return super().make(given, what)
+            if old in values and new in values:
+                raise BadInput(f"{what} needs {new!r} once, got it and its old name {old!r}")
+        return super().make({cls.aliases.get(name, name): value for name, value in values.items()}, what)
 
     def split(self, name: SplitName, epoch: int = 0) -> Split:
         """The samples of a split, whose ``take(indices)`` gives padded arrays."""
@@ -88,15 +84,14 @@ class Task(Options, ABC):
     @property
     def title(self) -> str:
         """The name for tables, with the options that were changed: ``text8 (max_length=128, stand-in)``."""
-        changed = [
-            name.replace("_", "-") if value is True else f"{name}={value}" for name, value in self._changed().items()
-        ]
-        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+        changed = self._changed().items()
+        words = [name.replace("_", "-") if value is True else f"{name}={value}" for name, value in changed]
+        return f"{self.name} ({', '.join(words)})" if words else self.name
 
     @property
     def slug(self) -> str:
         """The name for folders: ``text8-stand-in``, ``listops-release``. Other options do not show in it."""
-        flags = (field.name for field in fields(self) if getattr(self, field.name) is True and field.default is False)
+        flags = (name for name, value in self._changed().items() if value is True)
         return "-".join([self.name, *flags]).replace("_", "-")
 
     def _changed(self) -> dict[str, Any]:
@@ -111,10 +106,8 @@ class Task(Options, ABC):
         """Identifies the data: a result belongs to it."""
         return f"{self.name}-{self.version}"
 
-    def batches(self, split: SplitName, batch_size: int, *, epoch: int = 0, **options: Any) -> "Batches":
-        """The batches of one epoch: see ``longlens.data.batches.Batches`` for the options."""
-        from longlens.data.batches import Batches
-
+    def batches(self, split: SplitName, batch_size: int, *, epoch: int = 0, **options: Any) -> Batches:
+        """The batches of one epoch: see ``longlens.data.datasets.Batches`` for the options."""
         return Batches(self.split(split, epoch), batch_size, epoch=epoch, **options)
 
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
@@ -132,8 +125,7 @@ class Task(Options, ABC):
 
     def render(self, samples: Samples, row: int) -> str:
         """A sample for people to read."""
-        label = samples.targets[row]
-        return f"target {np.array2string(np.asarray(label), threshold=8, precision=4)}"
+        return f"target {np.array2string(np.asarray(samples.targets[row]), threshold=8, precision=4)}"
 
     def picture(self, samples: Samples, row: int) -> np.ndarray | None:
         """A sample as a gray picture with values from 0 to 1, if it is one."""
@@ -146,7 +138,7 @@ class StoredTask(Task):
 
     def store_name(self) -> str:
         """The name of the stored set, which several tasks may share."""
-        return self.name
+        return f"{self.name}-stand-in" if getattr(self, "stand_in", False) else self.name
 
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
@@ -164,8 +156,8 @@ class StoredTask(Task):
         """The command that imports the data of this task."""
         words = ["longlens", "data", "prepare", self.name]
         for name, value in self._changed().items():
-            words += [f"--{name.replace('_', '-')}"]
-            words += [] if value is True else map(str, value) if isinstance(value, tuple) else [str(value)]
+            given = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, given)]
         return shlex.join([*words, "--from", "DIR"])
 
     def prepare(self, source: Path | str | None = None, *, workers: int | None = None, force: bool = False) -> None:
@@ -173,10 +165,10 @@ class StoredTask(Task):
         path = None if source is None else store.expand(source, "--from").absolute()
         if path is not None:
             self.check_source(path)
-            if not force and self.is_prepared() and "stand_in" in self.prepared.details:
-                before = self.prepared.details.get("source")
-                if before != str(path):
-                    raise BadInput(f"the stand-in for {self.name} was made from {before}; force replaces it by {path}")
+            details = self.prepared.details if self.is_prepared() and not force else {}
+            before = details.get("source")
+            if "stand_in" in details and before != str(path):
+                raise BadInput(f"the stand-in for {self.name} was made from {before}; force replaces it by {path}")
         store.prepare(self.store_name(), self.identity(), lambda writer: self.build(writer, path, workers), force=force)
         vars(self).pop("prepared", None)
 
@@ -204,7 +196,8 @@ class StoredTask(Task):
     def sequences(self, name: str, **options: Any) -> Sequences:
         """The stored values, lengths and labels of a split."""
         values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
-        return Sequences(values, offsets_of(lengths), labels.astype(np.int64), **options)
+        targets = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
+        return Sequences(values, offsets_of(lengths), targets, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +212,8 @@ class TrainTestTask(StoredTask):
     valid_size: Size
     seed: Seed = 0
 
+    head: ClassVar[Head] = "classify"
+    metric: ClassVar[Metric] = "accuracy"
     sizes: ClassVar[Mapping[str, int]]  # of the training and the test set
 
     def __post_init__(self) -> None:
@@ -237,6 +232,77 @@ class TrainTestTask(StoredTask):
         order = Stream("held out", self.seed).permutation(len(train))
         chosen = order[: self.valid_size] if name == "valid" else order[self.valid_size :]
         return Subset(train, np.sort(chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedTask(StoredTask):
+    """A task whose samples are generated once, from a seed.
+
+    Args:
+        sizes: Samples for training, validation and test.
+        seed: Seed of the generated samples.
+    """
+
+    sizes: Sizes
+    seed: Seed = 0
+
+    origin: ClassVar[str] = "generated"
+    head: ClassVar[Head] = "classify"
+    metric: ClassVar[Metric] = "accuracy"
+    shard_size: ClassVar[int]
+    together: ClassVar[int] = 1  # samples that stay or go together when one of them is repeated
+
+    @abstractmethod
+    def shard(self, index: int) -> "Shard":
+        """``shard_size`` samples, the same whenever and wherever they are made."""
+
+    def identity(self) -> dict[str, Any]:
+        return {"task": self.name, "version": self.version, **self.values()}
+
+    def check_source(self, source: Path) -> None:
+        raise BadInput(f"{self.name} is generated, so there is nothing to import from {source}: leave out --from")
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        from longlens.data.generate import cores, generate
+
+        return generate(self, writer, store.parts_folder(self.folder()), workers or cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedTask(GeneratedTask):
+    """A task whose samples are generated, or imported from the files that the arena released.
+
+    Args:
+        release: Import the files of the arena's release with --from, instead of generating samples.
+    """
+
+    release: bool = False
+
+    generator_options: ClassVar[tuple[str, ...]]  # which the files of a release do not follow
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self._changed():
+            if self.release and name in self.generator_options:
+                raise BadInput(f"{name} shapes generated samples only: leave it out, or leave out release")
+
+    @abstractmethod
+    def import_release(self, writer: Writer, source: Path) -> None:
+        """Write the arrays of the released files."""
+
+    def check_source(self, source: Path) -> None:
+        if not self.release:
+            super().check_source(source)
+        Source(source)
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        if not self.release:
+            return super().build(writer, source, workers)
+        if source is None:
+            given = f"where DIR has the arena's files, which are in {ARENA}"
+            raise BadInput(f"run '{self.import_command()}', {given}; or leave out --release to generate samples")
+        self.import_release(writer, source)
+        return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
 
 
 REGISTRY: Registry[type[Task]] = Registry("task", "longlens.tasks")
@@ -261,22 +327,18 @@ def _check_class(name: str, task: type) -> None:
     """A user's class that lacks something is refused here, and not by each command that lists all tasks."""
     if not issubclass(task, Task):
         raise BadInput(f"task {name!r} must be a class derived from longlens.tasks.base.Task, got {task.__name__}")
-    for attribute in ("summary", "origin"):
+    known = {"summary": (), "origin": (), "head": get_args(Head), "metric": get_args(Metric)}
+    for attribute, allowed in known.items():
         value = getattr(task, attribute, None)
-        if not isinstance(value, str) or not value:
-            raise BadInput(f'task {name!r} must say its {attribute}: set {attribute} = "…" in {task.__name__}')
-    for attribute, allowed in (("head", get_args(Head)), ("metric", get_args(Metric))):
-        if getattr(task, attribute, None) not in allowed:
-            listed = ", ".join(allowed)
-            raise BadInput(
-                f"task {name!r} must say its {attribute}: set {attribute} in {task.__name__}, one of {listed}"
-            )
+        if value not in allowed if allowed else not (value and isinstance(value, str)):
+            wanted = " or ".join(map(repr, allowed)) or '"…"'
+            raise BadInput(f"task {name!r} must say its {attribute}: set {attribute} = {wanted} in {task.__name__}")
     if missing := ", ".join(sorted(getattr(task, "__abstractmethods__", ()))):
         raise BadInput(f"task {name!r} must define {missing} in {task.__name__}")
     for field, hint in inspect.get_annotations(task).items():
         if "ClassVar" not in str(hint) and field not in task.__dataclass_fields__:
-            dataclass_line = "@dataclass(frozen=True, kw_only=True)"
-            raise BadInput(f"task {name!r} has an option {field!r} only with {dataclass_line} above {task.__name__}")
+            line = "@dataclass(frozen=True, kw_only=True)"
+            raise BadInput(f"task {name!r} has an option {field!r} only with {line} above {task.__name__}")
 
 
 def list_tasks() -> list[str]:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, as_tokens, offsets_of
+from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, Stream, as_tokens
 from longlens.data.readers import Records, companions, find_files, read_records
 from longlens.data.store import Details, Writer, expand
-from longlens.data.stream import Stream
 from longlens.errors import BadInput
 from longlens.options import Fraction, Seed, Size, shorten
 from longlens.tasks.base import Head, Length, Spec, StoredTask, register
@@ -64,9 +63,9 @@ class Files(StoredTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "path", str(expand(self.path, "path")))
-        if self.valid_share + self.test_share >= 1:
-            given = f"{self.valid_share} and {self.test_share}"
-            raise BadInput(f"valid_share and test_share must be below 1 together, got {given}")
+        valid, test = self.valid_share, self.test_share
+        if valid + test >= 1:
+            raise BadInput(f"valid_share and test_share must be below 1 together, got {valid} and {test}")
 
     @property
     def spec(self) -> Spec:
@@ -90,9 +89,8 @@ class Files(StoredTask):
         return self.prepared.detail("symbols", list[str]) if "symbols" in self.prepared.details else None
 
     def load(self, name: SplitName, epoch: int) -> Sequences:
-        values, lengths, labels = (self.prepared.array(name, key) for key in ("values", "lengths", "labels"))
         transform = np.asarray if self.vocabulary() is None else as_tokens
-        return Sequences(values, offsets_of(lengths), labels, transform=transform, max_length=self.max_length)
+        return self.sequences(name, transform=transform, max_length=self.max_length)
 
     def identity(self) -> dict[str, Any]:
         files = [part for file in find_files(Path(self.path)).values() for part in companions(file) if part.exists()]
@@ -118,9 +116,7 @@ class Files(StoredTask):
         if "classes" not in label_details:
             label_details["label_mean"], label_details["label_deviation"], targets = self._scale(targets)
         for split in SPLITS:
-            writer.append(split, "values", inputs[split])
-            writer.append(split, "lengths", tables[split].lengths)
-            writer.append(split, "labels", targets[split])
+            writer.append(split, values=inputs[split], lengths=tables[split].lengths, labels=targets[split])
         longest = max(int(table.lengths.max()) for table in tables.values())
         sizes = {split: len(tables[split].lengths) for split in SPLITS}
         return {"sizes": sizes, "max_length": longest, "source": self.path, **input_details, **label_details}
@@ -131,18 +127,13 @@ class Files(StoredTask):
         texts = [label for label in labels if isinstance(label, str)]
         fractions = [label for label in labels if isinstance(label, float) and not label.is_integer()]
         if texts and self.labels == "numbers":
-            raise BadInput(
-                f"the label {shorten(texts[0])!r} in {self.path} is not a number; labels='classes' allows texts"
-            )
+            given = f"the label {shorten(texts[0])!r} in {self.path}"
+            raise BadInput(f"{given} is not a number; labels='classes' allows texts")
         if texts and fractions and self.labels == "auto":
-            mixed = (
-                f"the labels in {self.path} are numbers such as {fractions[0]} and texts such as {shorten(texts[0])!r}"
-            )
-            raise BadInput(f"{mixed}; correct them, or use labels='classes' if all are names of classes")
+            mixed = f"numbers such as {fractions[0]} and texts such as {shorten(texts[0])!r}"
+            raise BadInput(f"the labels in {self.path} are {mixed}; correct them, or use labels='classes' for names")
         if len(set(labels)) < 2:
-            raise BadInput(
-                f"all labels in {self.path} are {shorten(labels[0])}; there must be two different ones at least"
-            )
+            raise BadInput(f"all labels in {self.path} are {shorten(labels[0])}; there must be two different ones")
         if self.labels == "numbers" or (self.labels == "auto" and fractions):
             return {}, {split: t._replace(labels=t.labels.astype(np.float64)) for split, t in tables.items()}
         classes = sorted(set(tables["train"].labels), key=lambda label: (isinstance(label, str), label))
@@ -170,10 +161,9 @@ class Files(StoredTask):
                 continue
             size = round(count * share)
             if size < 1 or held + size > count - max(classes, 1):
-                few = (
-                    f"{self.path} has too few sequences, {count}{f' of {classes} classes' if classes else ''}, to hold"
-                )
-                raise BadInput(f"{few} out a {split} set of {share:.0%}; change {split}_share, or add a {split} file")
+                few = f"too few sequences, {count}{f' of {classes} classes' if classes else ''}"
+                held_out = f"to hold out a {split} set of {share:.0%}; change {split}_share, or add a {split} file"
+                raise BadInput(f"{self.path} has {few}, {held_out}")
             parts[split] = train.take(order[held : held + size])
             held += size
         return {"train": train.take(order[held:]), **parts}
@@ -214,9 +204,9 @@ class Files(StoredTask):
         else:
             shown = ("" if prepared.detail("text", bool) else " ").join(symbols[i] for i in inputs)
         target = samples.targets[row]
-        return (
-            f"{shown}\n= {prepared.detail('classes', list[str])[target] if 'classes' in prepared.details else target}"
-        )
+        if "classes" in prepared.details:
+            target = prepared.detail("classes", list[str])[target]
+        return f"{shown}\n= {target}"
 
 
 def _tokens(values: dict[str, np.ndarray], text: bool) -> tuple[Details, dict[str, np.ndarray]]:

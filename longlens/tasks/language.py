@@ -37,27 +37,22 @@ class LanguageTask(StoredTask):
     aliases: ClassVar[Mapping[str, str]] = {"context": "max_length"}
     head: ClassVar[Head] = "language"
     archive: ClassVar[Remote]
-
-    @abstractmethod
-    def vocabulary(self) -> list[str]: ...
+    symbols: ClassVar[int]  # of the vocabulary
 
     @property
     def spec(self) -> Spec:
-        size = len(self.vocabulary())
-        return Spec("tokens", size, self.max_length, self.head, size, self.metric)
+        return Spec("tokens", self.symbols, self.max_length, self.head, self.symbols, self.metric)
 
     def load(self, name: SplitName, epoch: int) -> Windows:
         return Windows(self.prepared.array(name, "tokens"), self.max_length)
 
     @abstractmethod
-    def decode(self, ids: np.ndarray) -> str:
-        """Tokens as text."""
+    def decode(self, ids: np.ndarray) -> str: ...
 
     def render(self, samples: Samples, row: int) -> str:
         length = samples.lengths[row]
-        return (
-            f"{self.decode(samples.inputs[row, :length])}\n→ {self.decode(samples.targets[row, length - 1 : length])!r}"
-        )
+        following = self.decode(samples.targets[row, length - 1 : length])
+        return f"{self.decode(samples.inputs[row, :length])}\n→ {following!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,6 @@ class _Bytes(LanguageTask):
     """Predict the next byte of 100 million.
 
     Args:
-        max_length: Bytes in a window of the text; windows do not overlap.
         stand_in: Accept a shorter file, such as a prefix; everything made from it says so.
     """
 
@@ -76,9 +70,6 @@ class _Bytes(LanguageTask):
     md5: ClassVar[str]
     first_million: ClassVar[str]  # the checksum of so many bytes, by which a prefix is known
 
-    def store_name(self) -> str:
-        return f"{self.name}-stand-in" if self.stand_in else self.name
-
     def identity(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1, "stand_in": self.stand_in}
 
@@ -86,23 +77,20 @@ class _Bytes(LanguageTask):
         if source is None and self.stand_in:
             raise BadInput(f"a prefix of {self.name} is your own: run '{self.import_command()}', where DIR has it")
         found = official(source, self.archive, self.import_command())
-        data = found.read(self.name, limit=self.size)
+        data, place = found.read(self.name, limit=self.size), f"{self.name} in {found.path}"
         whole = len(data) == self.size
         if not whole and not self.stand_in:
-            raise BadInput(
-                f"{self.name} in {found.path} has {len(data):,} bytes; the official one has {self.size:,}, in "
-                f"{self.archive.urls[0]}. Or accept it as a prefix, by --stand-in"
-            )
+            wanted = f"the official one has {self.size:,}, in {self.archive.urls[0]}"
+            raise BadInput(f"{place} has {len(data):,} bytes; {wanted}. Or accept it as a prefix, by --stand-in")
         if whole and not self.stand_in and md5(data).hexdigest() != self.md5:
-            raise BadInput(f"{self.name} in {found.path} is damaged: download it again from {self.archive.urls[0]}")
+            raise BadInput(f"{place} is damaged: download it again from {self.archive.urls[0]}")
         tokens = self.encode(np.frombuffer(data, np.uint8))
-        bounds = [0, len(tokens) * 90 // 100, len(tokens) * 95 // 100, len(tokens)]
-        sizes = {}
-        for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
-            if high - low < 2:
-                raise BadInput(f"{self.name} in {found.path} has {len(data):,} bytes: too few for three splits")
-            writer.append(split, "tokens", tokens[low:high])
-            sizes[split] = high - low
+        parts = np.split(tokens, [len(tokens) * 90 // 100, len(tokens) * 95 // 100])
+        for split, part in zip(SPLITS, parts, strict=True):
+            if len(part) < 2:
+                raise BadInput(f"{place} has {len(data):,} bytes: too few for three splits")
+            writer.append(split, tokens=part)
+        sizes = dict(zip(SPLITS, map(len, parts), strict=True))
         details: Details = {"sizes": sizes, "source": str(source or self.archive.urls[0])}
         if self.stand_in:
             beginning = sha256(data[:1_000_000]).hexdigest() == self.first_million
@@ -118,6 +106,7 @@ class _Bytes(LanguageTask):
 class Text8(_Bytes):
     summary: ClassVar[str] = "the next letter of Wikipedia, cleaned to 27 symbols"
     origin: ClassVar[str] = "download, 31 MB"
+    symbols: ClassVar[int] = len(TEXT8_SYMBOLS)
     archive: ClassVar[Remote] = Remote(
         "text8.zip", ("http://mattmahoney.net/dc/text8.zip",), "md5:f26f94c5209bc6159618bad4a559ff81"
     )
@@ -143,6 +132,7 @@ class Text8(_Bytes):
 class Enwik8(_Bytes):
     summary: ClassVar[str] = "the next byte of Wikipedia"
     origin: ClassVar[str] = "download, 36 MB"
+    symbols: ClassVar[int] = 256
     archive: ClassVar[Remote] = Remote(
         "enwik8.zip",
         ("http://mattmahoney.net/dc/enwik8.zip",),
@@ -162,11 +152,6 @@ class Enwik8(_Bytes):
 class _WikiText(LanguageTask):
     metric: ClassVar[Metric] = "perplexity"
     sizes: ClassVar[dict[str, int]]
-    words: ClassVar[int]
-
-    @property
-    def spec(self) -> Spec:
-        return Spec("tokens", self.words, self.max_length, self.head, self.words, self.metric)
 
     def identity(self) -> dict[str, Any]:
         return {"data": self.name, "version": 1}
@@ -175,14 +160,14 @@ class _WikiText(LanguageTask):
         found = official(source, self.archive, self.import_command())
         counts = Counter(self._words(found, "train"))
         counts[EOS] = counts.pop(EOS)  # after words that are as frequent
-        if len(counts) != self.words:
-            raise BadInput(f"the training set in {found.path} must have {self.words:,} words, got {len(counts):,}")
+        if len(counts) != self.symbols:
+            raise BadInput(f"the training set in {found.path} must have {self.symbols:,} words, got {len(counts):,}")
         ids = {word: index for index, (word, _) in enumerate(counts.most_common())}
         unknown = ids.get("<unk>", 0)
         for split in SPLITS:
             tokens = np.fromiter((ids.get(word, unknown) for word in self._words(found, split)), dtype=np.int32)
-            writer.append(split, "tokens", tokens)
-        writer.append("train", "words", np.frombuffer("\n".join(ids).encode(), np.uint8))
+            writer.append(split, tokens=tokens)
+        writer.append("train", words=np.frombuffer("\n".join(ids).encode(), np.uint8))
         return {"sizes": self.sizes, "source": str(source or self.archive.urls[0])}
 
     def _words(self, source: Source, split: SplitName) -> Iterator[str]:
@@ -219,7 +204,7 @@ class WikiText103(_WikiText):
     origin: ClassVar[str] = "download, 190 MB"
     archive: ClassVar[Remote] = _wikitext("wikitext-103", "9ddaacaf6af0710eda8c456decff7832")
     sizes: ClassVar[dict[str, int]] = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-    words: ClassVar[int] = 267_735
+    symbols: ClassVar[int] = 267_735
 
 
 @register("wikitext-2")
@@ -228,4 +213,4 @@ class WikiText2(_WikiText):
     origin: ClassVar[str] = "download, 4 MB"
     archive: ClassVar[Remote] = _wikitext("wikitext-2", "542ccefacc6c27f945fb54453812b3cd")
     sizes: ClassVar[dict[str, int]] = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
-    words: ClassVar[int] = 33_278
+    symbols: ClassVar[int] = 33_278

@@ -10,20 +10,17 @@ Trees are grown level by level, thousands at a time, and evaluated from their to
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from annotated_types import Ge, Le
 
-from longlens.data.datasets import SPLITS, Samples, Sequences, SplitName, offsets_of
+from longlens.data.datasets import SPLITS, Samples, Sequences, SplitName, Stream, offsets_of
 from longlens.data.generate import Shard
 from longlens.data.sources import ARENA, Source
-from longlens.data.store import Details, Writer
-from longlens.data.stream import Stream
+from longlens.data.store import Writer
 from longlens.errors import BadInput
-from longlens.options import LARGEST, Count, Is, shorten
-from longlens.tasks.base import Length, Sizes, Spec, register
-from longlens.tasks.generated import ReleasedTask
+from longlens.options import Count, Several, shorten
+from longlens.tasks.base import Length, ReleasedTask, Sizes, Spec, register
 
 VOCABULARY = ("<pad>", "<unk>", "<eos>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
@@ -35,8 +32,6 @@ MOST_INDENTED = 40  # levels of a drawn tree
 FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")  # of the arena's release
 _IDS = {symbol: index for index, symbol in enumerate(VOCABULARY)}
 
-Several = Annotated[int, Ge(2), Le(LARGEST), Is("a whole number of at least 2")]
-
 
 @register("listops")
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +39,6 @@ class ListOps(ReleasedTask):
     """Evaluate nested list operations.
 
     Args:
-        sizes: Samples for training, validation and test.
         min_length: Shortest expression, in tokens (exclusive).
         max_length: Longest expression, in tokens (exclusive).
         max_depth: Levels of nesting, including the digits.
@@ -68,17 +62,13 @@ class ListOps(ReleasedTask):
             return
         longest = _longest(self.max_args, self.max_depth, self.max_length)
         if max(self.min_length + 1, 4) > min(self.max_length - 1, longest):
-            raise BadInput(
-                f"no expression of depth {self.max_depth} with up to {self.max_args} arguments has more than "
-                f"min_length={self.min_length} and fewer than max_length={self.max_length} tokens: the "
-                f"shortest has 4, the longest {longest:,}"
-            )
+            given = f"no expression of depth {self.max_depth} with up to {self.max_args} arguments"
+            wanted = f"more than min_length={self.min_length} and fewer than max_length={self.max_length} tokens"
+            raise BadInput(f"{given} has {wanted}: the shortest has 4, the longest {longest:,}")
         nodes = _largest_level(self.max_args, self.max_depth, self.max_length)
         if 2 * self.shard_size * nodes > MOST_NODES:
-            raise BadInput(
-                f"max_args must be smaller with max_depth={self.max_depth} and max_length={self.max_length}, got "
-                f"{self.max_args}: expressions would have {nodes:,.0f} tokens in a level before they are too long"
-            )
+            wanted = f"smaller with max_depth={self.max_depth} and max_length={self.max_length}"
+            raise BadInput(f"max_args must be {wanted}, got {self.max_args}: a level would have {nodes:,.0f} tokens")
 
     @property
     def spec(self) -> Spec:
@@ -87,9 +77,8 @@ class ListOps(ReleasedTask):
     def load(self, name: SplitName, epoch: int) -> Sequences:
         split = self.sequences(name, end=EOS)
         if (longest := split.lengths.max()) > self.max_length:  # a part of an expression has another value
-            raise BadInput(
-                f"max_length must be at least {longest}, the longest expression and its end, got {self.max_length}"
-            )
+            wanted = f"at least {longest}, the longest expression and its end"
+            raise BadInput(f"max_length must be {wanted}, got {self.max_length}")
         return split
 
     def vocabulary(self) -> list[str]:
@@ -109,21 +98,14 @@ class ListOps(ReleasedTask):
             count += len(found[-1].lengths)
             tries += 1
             if 4 * count < tries and tries >= 40:  # at this rate a shard takes thousands of tries
-                raise BadInput(
-                    f"expressions with {self.min_length} < tokens < {self.max_length} are too rare "
-                    f"at depth {self.max_depth} with up to {self.max_args} arguments: widen the range, or go deeper"
-                )
+                rare = f"{self.min_length} < tokens < {self.max_length} are too rare at depth {self.max_depth}"
+                raise BadInput(f"expressions with {rare}: widen the range, or raise max_depth or max_args")
         lengths = np.concatenate([part.lengths for part in found])[: self.shard_size]
         values = np.concatenate([part.values for part in found])[: lengths.sum()]
         return Shard(values, lengths, evaluate(values, lengths))
 
-    def import_release(self, writer: Writer, source: Path | None) -> Details:
+    def import_release(self, writer: Writer, source: Path) -> None:
         """The arena's own files, every label computed again."""
-        if source is None:
-            raise BadInput(
-                f"run '{self.import_command()}', where DIR has the arena's ListOps files, which are in {ARENA}; or "
-                "leave out --release to generate expressions by the same rules"
-            )
         for split, file, size in zip(SPLITS, FILES, self.sizes, strict=True):
             tokens, labels = _read_release(Source(source, ARENA), file, size)
             lengths = np.array([len(t) for t in tokens], dtype=np.int64)
@@ -135,10 +117,7 @@ class ListOps(ReleasedTask):
             if len(wrong):
                 first = f"the label of expression {wrong[0] + 1} is not its value"
                 raise BadInput(f"{file} in {source}: {first}; {len(wrong):,} are wrong")
-            writer.append(split, "values", values)
-            writer.append(split, "lengths", lengths)
-            writer.append(split, "labels", labels)
-        return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
+            writer.append(split, values=values, lengths=lengths, labels=labels)
 
     def render(self, samples: Samples, row: int) -> str:
         tokens = samples.inputs[row, : samples.lengths[row]]
@@ -181,10 +160,8 @@ def _grow(stream: Stream, count: int, rules: ListOps) -> Shard:
     lengths = np.zeros(count, dtype=np.int64)
     tree = np.arange(count)
     for depth in range(1, rules.max_depth + 1):
-        if depth == rules.max_depth:
-            is_operation = np.zeros(len(tree), dtype=bool)
-        elif depth == 1:
-            is_operation = np.ones(len(tree), dtype=bool)
+        if depth in (1, rules.max_depth):
+            is_operation = np.full(len(tree), depth == 1)
         else:
             is_operation = stream.uniform(len(tree)) >= DIGIT_PROBABILITY
         operations = MIN + stream.integers(4, len(tree))
@@ -199,14 +176,10 @@ def _grow(stream: Stream, count: int, rules: ListOps) -> Shard:
         if not len(tree):
             break
     good = (lengths > rules.min_length) & (lengths < rules.max_length)
-    return _write_out([_keep(level, good) for level in levels], lengths[good])
-
-
-def _keep(level: _Level, good: np.ndarray) -> _Level:
-    """The nodes of good trees. All children of theirs are there, since such a tree was never cut short."""
-    kept = good[level.tree]
-    is_operation = level.token >= MIN
-    return _Level(level.tree[kept], level.token[kept], level.arguments[kept[is_operation]])
+    for i, (tree, token, arguments) in enumerate(levels):  # all children of theirs are there: they were never cut short
+        kept = good[tree]
+        levels[i] = _Level(tree[kept], token[kept], arguments[kept[token >= MIN]])
+    return _write_out(levels, lengths[good])
 
 
 def _write_out(levels: list[_Level], lengths: np.ndarray) -> Shard:
@@ -229,14 +202,9 @@ def _write_out(levels: list[_Level], lengths: np.ndarray) -> Shard:
 
 
 def evaluate(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The value of each of N expressions, given as tokens one after another.
+    """The values (N,) uint8 of N expressions of these lengths (N,), given as token ids (total,) one after another.
 
-    Args:
-        values: (total,) token ids.
-        lengths: (N,) tokens of each expression.
-
-    Returns:
-        (N,) uint8, each 0 … 9. An expression that is not well formed raises BadInput with its number.
+    An expression that is not well formed raises BadInput with its number.
     """
     is_operation = (values >= MIN) & (values <= SM)
     depth = np.cumsum(is_operation.astype(np.int32) - (values == CLOSE))
@@ -271,28 +239,23 @@ def _apply(operation: np.ndarray, arguments: np.ndarray, starts: np.ndarray) -> 
 def _check(values: np.ndarray, lengths: np.ndarray, is_operation: np.ndarray, depth: np.ndarray) -> None:
     """Each expression is one digit or one operation that ends with its last token, and no operation is empty."""
     ends = offsets_of(lengths)[1:]
-    starts = ends - lengths
-    known = ((values >= ZERO) & (values < MIN)) | is_operation | (values == CLOSE)
+
+    def with_a(token: np.ndarray) -> np.ndarray:
+        return np.searchsorted(ends, np.flatnonzero(token), side="right")
+
     faults = {
         "it is empty": np.flatnonzero(lengths < 1),
-        "it has a token that is not of ListOps": _expression_of(np.flatnonzero(~known), ends),
-        "an operation has no arguments": _expression_of(
-            np.flatnonzero(is_operation[:-1] & (values[1:] == CLOSE)), ends
-        ),
+        "it has a token that is not of ListOps": with_a((values < ZERO) | (values > CLOSE)),
+        "an operation has no arguments": with_a(is_operation[:-1] & (values[1:] == CLOSE)),
     }
-    if all(len(where) == 0 for where in faults.values()):
+    if not any(map(len, faults.values())):
         inside = np.ones(len(values), dtype=bool)
         inside[ends - 1] = False  # at its last token, and only there, an expression is closed
-        wrong = np.where(inside, depth <= 0, depth != 0)
-        faults["its brackets are not balanced"] = _expression_of(np.flatnonzero(wrong), ends)
-        faults["it begins with a bracket that closes"] = np.flatnonzero(values[starts] == CLOSE)
+        faults["its brackets are not balanced"] = with_a(np.where(inside, depth <= 0, depth != 0))
+        faults["it begins with a bracket that closes"] = np.flatnonzero(values[ends - lengths] == CLOSE)
     for reason, where in faults.items():
         if len(where):
             raise BadInput(f"expression {where[0] + 1} cannot be evaluated: {reason}")
-
-
-def _expression_of(place: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    return np.searchsorted(ends, place, side="right")
 
 
 def evaluate_reference(tokens: Sequence[str]) -> int:
@@ -321,37 +284,26 @@ def tokenize(text: str) -> np.ndarray:
         raise BadInput(f"{shorten(error.args[0])!r} is not a symbol of ListOps") from None
 
 
-class _Open(NamedTuple):
-    """An operation that is not closed yet: its line, its name, what it shows of its arguments, and their values."""
-
-    line: int
-    name: str
-    shown: list[str]
-    values: list[str]
-
-
 def draw_tree(tokens: np.ndarray) -> str:
     """An expression as a tree: a line for each operation, its value behind it, and its digits beside it."""
     lines: list[str] = []
-    above: list[_Open] = []
-    for token in tokens.tolist():
-        if token == CLOSE:
-            line, name, shown, values = above.pop()
-            value = str(evaluate_reference([name, *values, "X"]))
-            indent = "  " * min(len(above), MOST_INDENTED)
-            lines[line] = f"{indent}{name[1:]}{''.join(shown)}  = {value}"
-        elif token >= MIN:
+    above: list[tuple[int, list[str], list[str]]] = []  # operations not yet closed: line, what it shows, expression
+    for symbol in (VOCABULARY[token] for token in tokens.tolist()):
+        if symbol.startswith("["):
             if above:
-                above[-1].shown.append(" ·")
-            above.append(_Open(len(lines), VOCABULARY[token], [], []))
+                above[-1][1].append("·")
+            above.append((len(lines), [symbol[1:]], [symbol]))
             lines.append("")
             continue
-        else:
-            value = str(token - ZERO)
-            if above:
-                above[-1].shown.append(f" {value}")
+        value = symbol
+        if symbol == "X":
+            line, shown, expression = above.pop()
+            value = str(evaluate_reference([*expression, "X"]))
+            lines[line] = f"{'  ' * min(len(above), MOST_INDENTED)}{' '.join(shown)}  = {value}"
+        elif above:
+            above[-1][1].append(value)
         if above:
-            above[-1].values.append(value)
+            above[-1][2].append(value)
     return "\n".join(lines)
 
 

@@ -14,16 +14,14 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from longlens.data import snakes
-from longlens.data.datasets import SPLITS, Images, Samples, SplitName, as_shades
+from longlens.data.datasets import SPLITS, Images, Samples, SplitName, Stream, as_shades
 from longlens.data.generate import Shard
 from longlens.data.sources import ARENA, Source
-from longlens.data.store import Details, Writer, cache_errors
-from longlens.data.stream import Stream
+from longlens.data.store import Writer, cache_errors
 from longlens.errors import BadInput
 from longlens.options import Even, Is, shorten
 from longlens.progress import progress
-from longlens.tasks.base import Spec, register
-from longlens.tasks.generated import ReleasedTask
+from longlens.tasks.base import ReleasedTask, Spec, register
 
 HARD = "curv_contour_length_14"  # the folder of the hard images in the arena's release
 LONGEST = 1 << 20  # bytes of an image of the release, far above that of any
@@ -62,14 +60,9 @@ class Pathfinder(ReleasedTask):
     def drawn_style(self) -> snakes.Style:
         """The arena's style. In smaller pictures gaps are shorter, and the long curves begin nearer to each other."""
         scale = min(1.0, self.size / self.style.size)
-        return replace(
-            self.style,
-            size=self.size,
-            contour=self.contour,
-            distractors=self.distractors,
-            gap=tuple(scale * gap for gap in self.style.gap),
-            seed_distance=scale * self.style.seed_distance,
-        )
+        given = {"size": self.size, "contour": self.contour, "distractors": self.distractors}
+        gap, distance = tuple(scale * gap for gap in self.style.gap), scale * self.style.seed_distance
+        return replace(self.style, **given, gap=gap, seed_distance=distance)
 
     @property
     def spec(self) -> Spec:
@@ -84,21 +77,14 @@ class Pathfinder(ReleasedTask):
             return super().identity()
         return {"task": self.name, "version": 1, "release": self.size, "sizes": self.sizes, "seed": self.seed}
 
-    def import_release(self, writer: Writer, source: Path | None) -> Details:
+    def import_release(self, writer: Writer, source: Path) -> None:
         folder = f"pathfinder{self.size}/{HARD}"
-        if source is None:
-            raise BadInput(
-                f"run '{self.import_command()}', where DIR has the arena's images, which are in {ARENA}, folder "
-                f"{folder}; or leave out --release to generate images"
-            )
         found, prefix = _open_release(source, folder)
         samples = _list_release(found, prefix)
         if len(samples) != sum(self.sizes):
-            missing = "" if samples else f", and no folder {folder}/metadata"
-            raise BadInput(
-                f"{found.path} has {len(samples):,} images{missing}, and sizes ask for {sum(self.sizes):,}; the arena "
-                f"has 200,000, in {ARENA}"
-            )
+            given = f"{len(samples):,} images" + ("" if samples else f", and no folder {folder}/metadata")
+            wanted = f"and sizes ask for {sum(self.sizes):,}; the arena has 200,000, in {ARENA}"
+            raise BadInput(f"{found.path} has {given}, {wanted}")
         order = Stream("pathfinder release", self.seed).permutation(len(samples))
         splits = np.repeat(SPLITS, self.sizes)
         labels = np.array(list(samples.values()), dtype=np.uint8)
@@ -106,16 +92,15 @@ class Pathfinder(ReleasedTask):
             self._read_images(found, prefix, list(samples), pixels)
             for index, split in zip(order.tolist(), splits.tolist(), strict=True):
                 pixels.seek(index * self.size**2)
-                writer.append(split, "values", np.frombuffer(pixels.read(self.size**2), np.uint8))
-                writer.append(split, "labels", labels[index : index + 1])
-        return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
+                values = np.frombuffer(pixels.read(self.size**2), np.uint8)
+                writer.append(split, values=values, labels=labels[index : index + 1])
 
     def _read_images(self, source: Source, prefix: str, paths: list[str], pixels: Any) -> None:
         """Write the pixels of all images, in the order of ``paths``, in whichever order the source has them."""
         places = {path: place for place, path in enumerate(paths)}
         with progress(f"importing {self.name}", len(paths), "images") as done:
             for name, data in source.files(rf"{prefix}(?!metadata/).+\.png", limit=LONGEST):
-                place = places.pop(_within(name), None)
+                place = places.pop(name.rpartition(f"/{HARD}/")[2], None)
                 if place is not None:
                     pixels.seek(place * self.size**2)
                     pixels.write(_decode(data, f"{name} in {source.path}", self.size).tobytes())
@@ -157,11 +142,6 @@ def _open_release(source: Path, folder: str) -> tuple[Source, str]:
     return Source(source), rf"(.*/)?{folder}/"
 
 
-def _within(name: str) -> str:
-    """The path below the folder of the images."""
-    return name.rpartition(f"/{HARD}/")[2]
-
-
 def _list_release(source: Source, prefix: str) -> dict[str, int]:
     """The labels of the images, by their paths. The metadata are text, a line for each image, label fourth."""
     found = dict(source.files(rf"{prefix}metadata/[^/]+\.npy", limit=MOST_METADATA))
@@ -170,9 +150,7 @@ def _list_release(source: Source, prefix: str) -> dict[str, int]:
         try:
             lines = found[name].decode().splitlines()
         except UnicodeDecodeError:
-            raise BadInput(
-                f"{name} in {source.path} is not text: the arena's metadata are, with a line for each image"
-            ) from None
+            raise BadInput(f"{name} in {source.path} is not text: the arena's metadata are") from None
         for number, line in enumerate(lines, start=1):
             place, columns = f"{name} in {source.path}, line {number}", line.split()
             if len(columns) < 4 or columns[3] not in ("0", "1"):

@@ -1,28 +1,41 @@
-"""IMDB reviews, by characters or bytes: is the writer pleased? The arena's Text task (Maas et al. 2011)."""
+"""Texts by characters or bytes: the arena's Text and Retrieval tasks.
 
-from collections.abc import Mapping
+- text: IMDB reviews (Maas et al. 2011): is the writer pleased?
+- retrieval: AAN (Radev et al. 2013; Tay et al. 2021): does one paper cite the other? The texts may not be
+  redistributed, so there is no download of them alone: they are in the release of the arena.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.data import characters
 from longlens.data.datasets import Metric, Samples, Sequences, Split, SplitName
-from longlens.data.sources import Remote, Source, official
+from longlens.data.sources import ARENA, LONGEST_LINE, Remote, Source, official
 from longlens.data.store import Details, Writer
 from longlens.errors import BadInput
-from longlens.options import Count, Size
-from longlens.tasks.base import EndedLength, Head, Spec, TrainTestTask, register
+from longlens.options import Count, Size, shorten
+from longlens.tasks.base import EndedLength, Head, Spec, StoredTask, TrainTestTask, register
 
-ARCHIVE = Remote(
+SPECIALS = ("<pad>", "<unk>", "<eos>")
+PAD, UNK, EOS = range(3)
+UNICODE = 0x110000
+IMDB = Remote(
     "aclImdb_v1.tar.gz",
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
     "md5:7c2ac02c03563afcf9b574c7e56c153a",
 )
-VOCABULARY_SIZE = 136  # with characters that occur 15 times in the training set, and the special tokens
-LONGEST = 1_000_000  # bytes of a review, far above that of any
-ALL = 500_000_000  # bytes of all reviews, far above those of the set
+IMDB_SYMBOLS = 136  # with characters that occur 15 times in the training set, and the special tokens
+IMDB_LONGEST = 1_000_000  # bytes of a review, far above that of any
+IMDB_ALL = 500_000_000  # bytes of all reviews, far above those of the set
+AAN_SIZES = {"train": 147_086, "valid": 18_090, "test": 17_437}
+AAN_SYMBOLS = 98
+AAN_FILES = {"train": "new_aan_pairs.train.tsv", "valid": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
+AT_ONCE = 2_000  # pairs that are held in memory,
+MOST = 1 << 24  # or so many characters of them
 
 
 @register("text")
@@ -35,8 +48,6 @@ class Text(TrainTestTask):
         max_length: Length to which longer reviews are cut, including the end token.
         min_count: Occurrences in the training set below which a character is unknown.
         validation: Validation set: a part of the training set, or the test set itself, as the arena and S4 do.
-        valid_size: Reviews held out of the training set for validation.
-        seed: Seed that decides which reviews are held out.
     """
 
     level: Literal["chars", "bytes"] = "chars"
@@ -47,8 +58,6 @@ class Text(TrainTestTask):
 
     summary: ClassVar[str] = "IMDB reviews by characters: good or bad"
     origin: ClassVar[str] = "download, 84 MB"
-    head: ClassVar[Head] = "classify"
-    metric: ClassVar[Metric] = "accuracy"
     sizes: ClassVar[Mapping[str, int]] = {"train": 25_000, "test": 25_000}
 
     @property
@@ -57,11 +66,11 @@ class Text(TrainTestTask):
 
     def vocabulary(self) -> list[str]:
         if self.level == "bytes":
-            return [*characters.SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
+            return [*SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
         return self.prepared.detail("symbols", list[str])
 
     def stored(self, name: Literal["train", "test"]) -> Sequences:
-        return self.sequences(name, max_length=self.max_length, end=characters.EOS)
+        return self.sequences(name, max_length=self.max_length, end=EOS)
 
     def load(self, name: SplitName, epoch: int) -> Split:
         if self.validation == "test":
@@ -76,40 +85,42 @@ class Text(TrainTestTask):
         return {"data": "imdb", "version": 1, "level": self.level, **rare}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
-        reviews = _read(official(source, ARCHIVE, self.import_command()))
+        reviews = _read_reviews(official(source, IMDB, self.import_command()))
         symbols = None
         for split in self.sizes:
             texts = [text for label in ("neg", "pos") for _, text in sorted(reviews[split, label])]
             labels = np.repeat(np.arange(2, dtype=np.uint8), [len(reviews[split, label]) for label in ("neg", "pos")])
             if self.level == "bytes":
-                encoded = characters.utf8(texts)
-                values = encoded.values.astype(np.uint16) + len(characters.SPECIALS)
+                encoded = [text.encode() for text in texts]
+                values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint16) + len(SPECIALS)
+                lengths = np.array([len(text) for text in encoded], dtype=np.int64)
             else:
-                encoded = characters.code_points(texts)
-                symbols = symbols or characters.frequent(np.bincount(encoded.values), self.min_count)
-                values = characters.look_up(encoded.values, symbols)
-            writer.append(split, "values", values)
-            writer.append(split, "lengths", encoded.lengths)
-            writer.append(split, "labels", labels)
-        details: Details = {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or ARCHIVE.urls[0])}
-        if symbols and self.min_count == 15 and len(symbols) != VOCABULARY_SIZE:
-            details["warning"] = f"the vocabulary has {len(symbols)} symbols; that of IMDB has {VOCABULARY_SIZE}"
+                values, lengths = code_points(texts)
+                symbols = symbols or frequent(np.bincount(values), self.min_count)
+                values = look_up(values, symbols)
+            writer.append(split, values=values, lengths=lengths, labels=labels)
+        details: Details = {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or IMDB.urls[0])}
+        if symbols and self.min_count == 15 and len(symbols) != IMDB_SYMBOLS:
+            details["warning"] = f"the vocabulary has {len(symbols)} symbols; that of IMDB has {IMDB_SYMBOLS}"
         return details
 
     def render(self, samples: Samples, row: int) -> str:
         ids = samples.inputs[row, : samples.lengths[row]]
-        text = characters.shown_bytes(ids) if self.level == "bytes" else characters.shown(ids, self.vocabulary())
+        if self.level == "bytes":
+            text = bytes(i - len(SPECIALS) for i in ids.tolist() if i >= len(SPECIALS)).decode(errors="replace")
+        else:
+            text = shown(ids, self.vocabulary())
         return f"{text}\n= {('negative', 'positive')[samples.targets[row]]}"
 
 
 Reviews = dict[tuple[str, str], list[tuple[int, str]]]
 
 
-def _read(source: Source) -> Reviews:
+def _read_reviews(source: Source) -> Reviews:
     """Numbers and texts of the reviews, by split and label."""
     reviews: Reviews = {(split, label): [] for split in Text.sizes for label in ("neg", "pos")}
     pattern = r"(.*/)?(train|test)/(neg|pos)/\d{1,9}_\d+\.txt"
-    for name, data in source.files(pattern, limit=LONGEST, total=ALL):
+    for name, data in source.files(pattern, limit=IMDB_LONGEST, total=IMDB_ALL):
         split, label, file = name.split("/")[-3:]
         try:
             reviews[split, label].append((int(file.partition("_")[0]), data.decode()))
@@ -118,8 +129,126 @@ def _read(source: Source) -> Reviews:
     for (split, label), found in reviews.items():
         expected = Text.sizes[split] // 2
         if len(found) != expected:
-            raise BadInput(
-                f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}; IMDB has {expected:,}: "
-                f"the archive {ARCHIVE.urls[0]} has them all"
-            )
+            given = f"{source.path} has {len(found):,} reviews in aclImdb/{split}/{label}"
+            raise BadInput(f"{given}; IMDB has {expected:,}: the archive {IMDB.urls[0]} has them all")
     return reviews
+
+
+@register("retrieval")
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(StoredTask):
+    """Pairs of papers: does one cite the other?
+
+    Args:
+        max_length: Length to which longer documents are cut, including the end token.
+        min_count: Occurrences in the training set below which a character is unknown.
+        stand_in: Accept files in the arena's form that are not the arena's; everything made from them says so.
+    """
+
+    max_length: EndedLength = 4000
+    min_count: Count = 10
+    stand_in: bool = False
+
+    summary: ClassVar[str] = "two papers by characters: does one cite the other?"
+    origin: ClassVar[str] = "your own copy"
+    head: ClassVar[Head] = "match"
+    metric: ClassVar[Metric] = "accuracy"
+
+    @property
+    def spec(self) -> Spec:
+        return Spec("tokens", len(self.vocabulary()), self.max_length, self.head, 2, self.metric)
+
+    def load(self, name: SplitName, epoch: int) -> Sequences:
+        return self.sequences(name, max_length=self.max_length, end=EOS, pairs=True)
+
+    def vocabulary(self) -> list[str]:
+        return self.prepared.detail("symbols", list[str])
+
+    def identity(self) -> dict[str, Any]:
+        return {"data": "aan", "version": 1, "min_count": self.min_count, "stand_in": self.stand_in}
+
+    def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
+        if source is None:
+            command = f"run '{self.import_command()}', where DIR has the pairs, which are in {ARENA}"
+            raise BadInput(f"retrieval has no download of its own: {command}")
+        found = Source(source, ARENA)
+        counts = np.zeros(UNICODE, dtype=np.int64)
+        for texts, _ in _read_pairs(found, AAN_FILES["train"]):
+            counts += np.bincount(code_points(texts)[0], minlength=UNICODE)
+        symbols = frequent(counts, self.min_count)
+        sizes = dict.fromkeys(AAN_FILES, 0)
+        for split, file in AAN_FILES.items():
+            for texts, labels in _read_pairs(found, file):
+                values, lengths = code_points(texts)
+                writer.append(split, values=look_up(values, symbols), lengths=lengths, labels=labels)
+                sizes[split] += len(labels)
+        if sizes["train"] != AAN_SIZES["train"] and not self.stand_in:
+            given = f"{AAN_FILES['train']} in {source} has {sizes['train']:,} pairs"
+            wanted = f"the arena's has {AAN_SIZES['train']:,}, in {ARENA}"
+            raise BadInput(f"{given}; {wanted}. Or accept these files as a stand-in, by --stand-in")
+        details: Details = {"sizes": sizes, "symbols": symbols, "source": str(source)}
+        if self.stand_in:
+            details["stand_in"] = f"stand-in of {sizes['train']:,} pairs"
+        elif sizes != AAN_SIZES or len(symbols) != AAN_SYMBOLS:
+            given = f"{' / '.join(map(str, sizes.values()))} pairs and {len(symbols)} symbols"
+            details["warning"] = f"{given}; published: {' / '.join(map(str, AAN_SIZES.values()))} and {AAN_SYMBOLS}"
+        return details
+
+    def render(self, samples: Samples, row: int) -> str:
+        symbols, pair = self.vocabulary(), zip(samples.inputs[row], samples.lengths[row], strict=True)
+        texts = "\n--\n".join(shown(ids[:length], symbols) for ids, length in pair)
+        return f"{texts}\n= {'one' if samples.targets[row] else 'neither'} cites the other"
+
+
+def _read_pairs(source: Source, file: str) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Some pairs at a time: the texts, both of a pair side by side, and the labels."""
+    before = csv.field_size_limit(LONGEST_LINE)
+    texts: list[str] = []
+    labels: list[int] = []
+    count = size = 0
+    try:
+        for count, row in enumerate(csv.reader((f"{line}\n" for line in source.lines(file)), delimiter="\t"), start=1):
+            place = f"{file} in {source.path}, pair {count}"
+            if len(row) != 5:
+                raise BadInput(f"{place} must have 5 columns (label, id1, id2, text1, text2), got {len(row)}")
+            if row[0] not in ("0", "1", "0.0", "1.0"):
+                raise BadInput(f"{place}: the label must be 0 or 1, got {shorten(row[0])!r}")
+            labels.append(int(float(row[0])))
+            texts += row[3:]
+            size += len(row[3]) + len(row[4])
+            if len(labels) == AT_ONCE or size > MOST:
+                yield texts, np.array(labels, dtype=np.uint8)
+                texts, labels, size = [], [], 0
+    except csv.Error as error:
+        raise BadInput(f"{file} in {source.path}, after pair {count}: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+    if count == 0:
+        raise BadInput(f"{file} in {source.path} is empty: the pairs are in {ARENA}")
+    if labels:
+        yield texts, np.array(labels, dtype=np.uint8)
+
+
+def code_points(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The characters (total,) of all texts, one after another, and the lengths (N,) of the texts."""
+    values = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+    return values, np.array([len(text) for text in texts], dtype=np.int64)
+
+
+def frequent(counts: np.ndarray, min_count: int) -> list[str]:
+    """A vocabulary: the special tokens, and the characters that occur ``min_count`` times, most frequent first."""
+    kept = np.flatnonzero(counts >= max(min_count, 1))
+    return [*SPECIALS, *(chr(c) for c in kept[np.argsort(-counts[kept], kind="stable")])]
+
+
+def look_up(characters: np.ndarray, symbols: Sequence[str]) -> np.ndarray:
+    """Token ids of characters; those that are not in the vocabulary are unknown."""
+    dtype = np.uint8 if len(symbols) <= 256 else np.uint16 if len(symbols) <= 65536 else np.int32
+    table = np.full(UNICODE, UNK, dtype=dtype)
+    table[[ord(symbol) for symbol in symbols[len(SPECIALS) :]]] = np.arange(len(SPECIALS), len(symbols))
+    return table[characters]
+
+
+def shown(ids: np.ndarray, symbols: list[str]) -> str:
+    """The text again; unknown characters as �."""
+    return "".join("" if i in (PAD, EOS) else "�" if i == UNK else symbols[i] for i in ids.tolist())

@@ -4,32 +4,19 @@
 True
 """
 
+import inspect
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from longlens.mixers.registry import Mixer
-from longlens.testing.processes import train_in_two
+from longlens.testing.processes import TWO_PROCESSES, check_two_processes
 from longlens.testing.properties import PROPERTIES, DoesNotApply, Failed
-from longlens.testing.subject import Subject, describe_error, find_subject, sides
+from longlens.testing.subject import Check, Subject, describe_error, find_subject, sides
 
 __all__ = ["Check", "check_mixer", "check_properties", "check_property", "check_two_processes", "find_subject", "sides"]
-
-TWO_PROCESSES = "two processes"
-
-
-@dataclass(frozen=True)
-class Check:
-    """The outcome for one property. ``passed`` is None if the property does not apply to the layer."""
-
-    name: str
-    passed: bool | None
-    detail: str
-    traceback: str = ""
 
 
 def check_mixer(
@@ -78,9 +65,4 @@ def check_property(subject: Subject, name: str) -> Check:
     except Failed as reason:
         return Check(name, False, str(reason))
     except Exception as error:
-        return Check(name, False, describe_error(error, subject.layer), traceback.format_exc())
-
-
-def check_two_processes(subjects: Sequence[Subject]) -> list[Check]:
-    """Two processes with DDP or FSDP have the gradients of one, and the same parameters after two steps."""
-    return [Check(TWO_PROCESSES, *outcome) for outcome in train_in_two(subjects)]
+        return Check(name, False, describe_error(error, inspect.getsourcefile(subject.layer)), traceback.format_exc())

@@ -1,46 +1,45 @@
 """Two processes train a layer, with DDP and with FSDP, and compare what they get with what one process gets.
 
-Only they import FSDP, which takes as long as torch itself.
+They are programs of their own: what ``multiprocessing`` spawns stops where a script checks its own layer without
+``if __name__ == "__main__"``, or where the layer is in a file that no import finds. Only they import FSDP, which takes
+as long as torch itself.
 """
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longlens.mixers.registry import layer_options
-from longlens.testing.subject import Subject, describe_error
+from longlens.registry import import_file
+from longlens.testing.subject import Check, Subject, describe_error
 
+TWO_PROCESSES = "two processes"
 WORKER = "LONGLENS_CHECKING"  # in the environment of the two processes, which start no others
 CALL = "from longlens.testing.processes import work; work()"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+Order = tuple[str, str, str, dict[str, Any]]  # module, file and name of a class, and the other fields of its subject
 
 
-class Outcome(NamedTuple):
-    passed: bool | None
-    detail: str
-    traceback: str = ""
-
-
-def train_in_two(subjects: Sequence[Subject]) -> list[Outcome]:
-    """For each layer, whether two processes agree with one. Both are started once for all layers."""
+def check_two_processes(subjects: Sequence[Subject]) -> list[Check]:
+    """Two processes with DDP or FSDP have the gradients of one, and the same parameters after two steps. Both are
+    started once for all layers."""
     reasons = [_obstacle(subject) for subject in subjects]
     orders = [_order(subject) for subject, reason in zip(subjects, reasons, strict=True) if reason is None]
     found = iter(_start(orders) if orders else [])
-    return [next(found) if reason is None else Outcome(None, reason) for reason in reasons]
+    return [next(found) if reason is None else Check(TWO_PROCESSES, None, reason) for reason in reasons]
 
 
 def _obstacle(subject: Subject) -> str | None:
@@ -57,18 +56,18 @@ def _obstacle(subject: Subject) -> str | None:
     return None
 
 
-def _order(subject: Subject) -> dict[str, Any]:
+def _order(subject: Subject) -> Order:
     module = sys.modules[subject.layer.__module__]
     name = "longlens_checked" if module.__name__ == "__main__" else module.__name__  # there, another one is the main
-    place = {"module": name, "file": module.__file__, "class": subject.layer.__qualname__}
-    return place | {"options": subject.options, "d_model": subject.d_model, "length": subject.length}
+    fields = vars(subject) | {"defaults": {}, "preset": None}
+    return name, str(module.__file__), fields.pop("layer").__qualname__, fields
 
 
-def _start(orders: list[dict[str, Any]]) -> list[Outcome]:
+def _start(orders: list[Order]) -> list[Check]:
     environment = {"GLOO_SOCKET_IFNAME": LOOPBACK} | os.environ | {WORKER: "1"}
     with tempfile.TemporaryDirectory(prefix="longlens-check-") as name:
         folder = Path(name)
-        (folder / "orders.json").write_text(json.dumps({"path": sys.path, "orders": orders}, default=str))
+        (folder / "orders").write_bytes(pickle.dumps((sys.path, orders)))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(2):
@@ -84,62 +83,46 @@ def _start(orders: list[dict[str, Any]]) -> list[Outcome]:
         return [_worst(folder, index) for index in range(len(orders))]
 
 
-def _worst(folder: Path, index: int) -> Outcome:
+def _worst(folder: Path, index: int) -> Check:
     """What the two processes say of a layer, the worse of it."""
     found = []
     for rank in range(2):
         try:
-            found.append(Outcome(*json.loads((folder / f"{rank}-{index}.json").read_text())))
+            found.append(pickle.loads((folder / f"{rank}-{index}").read_bytes()))
         except FileNotFoundError:
             log = (folder / f"{rank}.log").read_text(errors="replace").strip()
-            found.append(Outcome(False, f"process {rank} ended: {log.rpartition(chr(10))[2]}", log))
-    return min(found, key=lambda outcome: bool(outcome.passed))
+            found.append(Check(TWO_PROCESSES, False, f"process {rank} ended: {log.rpartition(chr(10))[2]}", log))
+    return min(found, key=lambda check: bool(check.passed))
 
 
 def work() -> None:
     """What each of the two processes does: ``work`` in a folder, with a rank."""
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
-    given = json.loads((folder / "orders.json").read_text())
-    sys.path += [path for path in given["path"] if path not in sys.path]
-    for index, order in enumerate(given["orders"]):
-        layer: type = nn.Module
+    paths, orders = pickle.loads((folder / "orders").read_bytes())
+    sys.path += [path for path in paths if path not in sys.path]
+    for index, order in enumerate(orders):
         # A group for each layer, so that an error in one leaves nothing behind for the next.
         meeting = f"file://{folder}/meeting-{index}"
         dist.init_process_group("gloo", meeting, timedelta(minutes=5), rank=rank, world_size=2)
         try:
-            layer = _find_class(order)
-            outcome = _compare(_find_subject(layer, order), rank)
+            check = _compare(_find_subject(*order), rank)
         except Exception as error:
-            outcome = Outcome(False, describe_error(error, layer), traceback.format_exc())
+            check = Check(TWO_PROCESSES, False, describe_error(error, order[1]), traceback.format_exc())
         finally:
             dist.destroy_process_group()
-        (folder / f"{rank}-{index}.json").write_text(json.dumps(outcome))
+        (folder / f"{rank}-{index}").write_bytes(pickle.dumps(check))
 
 
-def _find_class(order: dict[str, Any]) -> type[nn.Module]:
-    name, file = order["module"], order["file"]
-    if name not in sys.modules:
-        try:
-            spec = find_spec(name)
-        except ModuleNotFoundError:  # the package of a module that was read from a file
-            spec = None
-        if spec is None or spec.origin != file:
-            spec = spec_from_file_location(name, file)
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[name] = module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[name])
-    found: Any = import_module(name)
-    for part in order["class"].split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _find_subject(layer: type[nn.Module], order: dict[str, Any]) -> Subject:
-    known = layer_options(layer, layer.__name__)
-    options = {name: known[name].check(value) for name, value in order["options"].items()}
-    return Subject(layer, options, options, order["d_model"], order["length"], None)
+def _find_subject(module: str, file: str, name: str, fields: dict[str, Any]) -> Subject:
+    """The module is imported by its name, or read from its file if that name is another's or nobody's."""
+    try:
+        found = import_module(module)
+    except ImportError:
+        found = None
+    if found is None or found.__file__ != file:
+        found = import_file(Path(file), module)
+    return Subject(attrgetter(name)(found), **fields)
 
 
 class _Masked(nn.Module):
@@ -153,7 +136,7 @@ class _Masked(nn.Module):
         return self.layer(x, mask=mask)
 
 
-def _compare(subject: Subject, rank: int) -> Outcome:
+def _compare(subject: Subject, rank: int) -> Check:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)
@@ -170,9 +153,9 @@ def _compare(subject: Subject, rank: int) -> Outcome:
         for name, value in _train(model, x[rank::2], mask[rank::2]).items():
             change = (value - expected[name]).abs().max().item()
             if not change <= 1e-9:
-                return Outcome(False, f"{name} with {kind} differs from one process by {change:.1g}")
+                return Check(TWO_PROCESSES, False, f"{name} with {kind} differs from one process by {change:.1g}")
             largest = max(largest, change)
-    return Outcome(True, f"DDP and FSDP differ from one process by {largest:.1g}")
+    return Check(TWO_PROCESSES, True, f"DDP and FSDP differ from one process by {largest:.1g}")
 
 
 def _build(subject: Subject) -> nn.Module:
@@ -184,24 +167,19 @@ def _build(subject: Subject) -> nn.Module:
 
 def _train(model: nn.Module, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """The gradients of the first step, and the parameters and buffers after two."""
+    from torch.distributed.tensor import DTensor
+
+    def whole(tensors: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+        """By the names of the layer, and put together if they are sharded."""
+        found = {name.rpartition("layer.")[2]: tensor for name, tensor in tensors.items()}
+        return {what + n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in found.items()}
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     found: dict[str, Tensor] = {}
     for _ in range(2):
         optimizer.zero_grad()
         (model(x, mask) * mask.unsqueeze(-1)).square().mean().backward()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                found.setdefault(f"gradient of {_plain(name)}", _whole(parameter.grad).clone())
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found = whole(gradients, "gradient of ") | found
         optimizer.step()
-    return found | {_plain(name): _whole(value) for name, value in model.state_dict().items()}
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("module.").removeprefix("layer.")
-
-
-def _whole(x: Tensor) -> Tensor:
-    """The tensor itself, or a sharded one put together."""
-    from torch.distributed.tensor import DTensor
-
-    return (x.full_tensor() if isinstance(x, DTensor) else x).detach()
+    return found | whole(model.state_dict(), "")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longlens.mixers.common import has_kernel
 from longlens.mixers.registry import MAX_LENGTH, build_layer
 from longlens.mixers.transformer import CausalAttention
-from longlens.models.probe import change_by_future, claims_causal
+from longlens.models.model import change_by_future, claims_causal
 from longlens.testing.subject import Subject
 
 
@@ -21,6 +21,10 @@ class Failed(Exception):  # noqa: N818 (nothing is wrong with the program)
 
 class DoesNotApply(Exception):  # noqa: N818
     """A layer need not have a property."""
+
+
+def _shape(x: Tensor) -> str:
+    return str(tuple(x.shape))
 
 
 def _require(condition: object, otherwise: str) -> None:
@@ -65,10 +69,6 @@ def shape_and_dtype(subject: Subject) -> str:
     return f"{_shape(x)} in and out, float64 and float32"
 
 
-def _shape(x: Tensor) -> str:
-    return str(tuple(x.shape))
-
-
 def deterministic(subject: Subject) -> str:
     layer, x = subject.build(), subject.inputs(2)
     equal = torch.equal(_call(layer, x), _call(layer, x))
@@ -77,27 +77,20 @@ def deterministic(subject: Subject) -> str:
 
 
 def causality(subject: Subject) -> str:
-    layer = subject.build()
+    layer, traits = subject.build(), subject.preset.traits if subject.preset else None
     if not claims_causal(layer):
         raise DoesNotApply("it says that it sees both sides")
+    # An FFT spreads rounding errors over the whole sequence, and sorting changes the order in which numbers are added.
+    # No other layer may leak at all; one that does not say what it is made of gets the benefit of the doubt.
+    rounding = 1e-10 if has_kernel(layer) or traits is None or traits.cost == "L log L" else 0.0
     largest = 0.0
-    for training in (False, True):
-        layer.train(training)
+    for mode in ("", " in training mode"):
+        layer.train(bool(mode))
         change = change_by_future(layer, subject.d_model, subject.length, splits=range(1, subject.length))
-        _require(
-            change <= _rounding(subject, layer),
-            f"later inputs change an output by {change:.1g} of the largest{' in training mode' if training else ''}: "
-            "let it see the past alone, or say causal = False in the class",
-        )
+        found = f"later inputs change an output by {change:.1g} of the largest{mode}"
+        _require(change <= rounding, f"{found}: let it see the past alone, or say causal = False in the class")
         largest = max(largest, change)
     return f"largest change by later inputs: {largest:.1g}"
-
-
-def _rounding(subject: Subject, layer: nn.Module) -> float:
-    """An FFT spreads rounding errors over the whole sequence, and sorting changes the order in which numbers are added.
-    No other layer may leak at all; one that does not say what it is made of gets the benefit of the doubt."""
-    traits = subject.preset.traits if subject.preset else None
-    return 1e-10 if has_kernel(layer) or traits is None or traits.cost == "L log L" else 0.0
 
 
 def both_sides(subject: Subject) -> str:
@@ -109,7 +102,7 @@ def both_sides(subject: Subject) -> str:
     return f"largest change by a later input: {change:.1g}"
 
 
-def past_matters(subject: Subject) -> str:
+def past(subject: Subject) -> str:
     changes = _influence(subject, subject.build())
     itself, before = changes.diagonal(), changes.diagonal(-2)
     blind = int((itself <= 1e-6).sum())
@@ -152,8 +145,8 @@ def padding(subject: Subject) -> str:
         leaves = _leaves(layer)
         if not leaves:  # it has nothing to learn
             continue
-        gradients = [torch.autograd.grad((y * weight).sum(), list(leaves.values())) for y in (together, alone)]
-        for name, *pair in zip(leaves, *gradients, strict=True):
+        both = [torch.autograd.grad((y * weight).sum(), list(leaves.values())) for y in (together, alone)]
+        for name, *pair in zip(leaves, *both, strict=True):
             change = _apart(*pair)
             _require(change <= 1e-9, f"padding changes the gradient of {name} by {change:.1g}")
             largest = max(largest, change)
@@ -211,8 +204,8 @@ def half_precision(subject: Subject) -> str:
     _require(_finite(y), "some outputs in bfloat16 are not finite")
     y.float().square().sum().backward()
     for name, leaf in {"x": x, **_leaves(layer)}.items():
-        _require(leaf.grad is not None, f"{name} gets no gradient in bfloat16")
-        assert leaf.grad is not None
+        if leaf.grad is None:
+            raise Failed(f"{name} gets no gradient in bfloat16")
         _require(leaf.grad.dtype == torch.bfloat16, f"the gradient of {name} is in {leaf.grad.dtype}, not in bfloat16")
         _require(_finite(leaf.grad), f"the gradient of {name} in bfloat16 is not finite")
     wide = copy.deepcopy(layer).float()
@@ -238,8 +231,8 @@ def gradients(subject: Subject) -> str:
             leaves = {"x": x, **_leaves(layer)}
             found = torch.autograd.grad(_call(layer, x, mask).square().sum(), list(leaves.values()), allow_unused=True)
             for name, gradient in zip(leaves, found, strict=True):
-                _require(gradient is not None, f"{name} gets no gradient: use it, or register it as a buffer")
-                assert gradient is not None
+                if gradient is None:
+                    raise Failed(f"{name} gets no gradient: use it, or register it as a buffer")
                 _require(_finite(gradient), f"the gradient of {name} is not finite")
     x, weight = subject.inputs(2).requires_grad_(), subject.inputs(2)
     leaves = [x, *_leaves(layer).values()]
@@ -258,7 +251,7 @@ def gradients(subject: Subject) -> str:
     return f"all {len(leaves)} finite; {error:.1g} from a finite difference"
 
 
-def parameter_budget(subject: Subject) -> str:
+def parameters(subject: Subject) -> str:
     """In a block with a feedforward sub-layer, within a fifth of attention, or a note says why not."""
     ratios = []
     for width in (4 * subject.d_model, 16 * subject.d_model):
@@ -281,9 +274,8 @@ def parameter_budget(subject: Subject) -> str:
 def state_dict(subject: Subject) -> str:
     layer, other, x = subject.build(), subject.build(seed=1), subject.inputs(2)
     for name, parameter in layer.named_parameters():
-        _require(
-            parameter.ndim > 0, f"the parameter {name} has no dimension, which FSDP refuses: give it the shape (1,)"
-        )
+        scalar = f"the parameter {name} has no dimension, which FSDP refuses: give it the shape (1,)"
+        _require(parameter.ndim > 0, scalar)
         _require(not parameter.is_complex(), f"the parameter {name} is complex: keep two real ones")
     for path, module in layer.named_modules():
         for kind in ("kernel_parameters", "no_decay"):
@@ -307,17 +299,9 @@ def meta_device(subject: Subject) -> str:
 
 
 PROPERTIES: dict[str, Callable[[Subject], str]] = {
-    "shape and dtype": shape_and_dtype,
-    "deterministic": deterministic,
-    "causality": causality,
-    "both sides": both_sides,
-    "past": past_matters,
-    "padding": padding,
-    "steps": steps,
-    "empty input": empty_input,
-    "half precision": half_precision,
-    "gradients": gradients,
-    "parameters": parameter_budget,
-    "state dict": state_dict,
-    "meta device": meta_device,
+    function.__name__.replace("_", " "): function
+    for function in (
+        *(shape_and_dtype, deterministic, causality, both_sides, past, padding, steps, empty_input, half_precision),
+        *(gradients, parameters, state_dict, meta_device),
+    )
 }

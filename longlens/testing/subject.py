@@ -1,9 +1,9 @@
 """The layer that is checked: found, and built with options with which its parts show in short sequences."""
 
-import inspect
 import textwrap
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,16 @@ SMALL = {
     "projected": 9,
 }
 """Options with which each part of a layer shows at lengths of about 25."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome for one property. ``passed`` is None if the property does not apply to the layer."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,23 +99,18 @@ def find_subject(
 
 def small_options(known: Mapping[str, Option]) -> dict[str, Any]:
     """Those of ``SMALL`` that a layer has."""
-    return {name: value for name, value in SMALL.items() if name in known and _fits(known[name], value)}
+    found = {}
+    for name in filter(known.__contains__, SMALL):
+        if name == "chunk_size" and known[name].default is None:
+            continue  # a layer that can have chunks, but is not about them
+        with suppress(BadInput):
+            found[name] = known[name].check(SMALL[name])
+    return found
 
 
-def _fits(option: Option, small: Any) -> bool:
-    if option.name == "chunk_size" and option.default is None:
-        return False  # a layer that can have chunks, but is not about them
-    try:
-        option.check(small)
-    except BadInput:
-        return False
-    return True
-
-
-def describe_error(error: Exception, layer: type) -> str:
-    """The type, the place and the words of an error."""
+def describe_error(error: Exception, own: str | None) -> str:
+    """The type, the place, if possible in the layer's own file, and the words of an error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = inspect.getsourcefile(layer)
     skipped = (str(Path(__file__).parent), torch.__path__[0])
     outside = [frame for frame in frames if not frame.filename.startswith(skipped)] or frames
     place = next((frame for frame in reversed(frames) if frame.filename == own), outside[-1])

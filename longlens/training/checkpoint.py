@@ -40,11 +40,15 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, in memory. In processes other than the first, the tensors are not there."""
+    """What a checkpoint holds, in memory."""
 
     state: dict[str, Any]
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The other processes are sent no tensors, as ``restore`` takes those of the first."""
+        return Checkpoint, (self.state, {}, {})
 
     def is_finite(self) -> bool:
         return all(bool(x.isfinite().all()) for part in (self.model, self.optimizer) for x in part.values())
@@ -67,30 +71,22 @@ def check(checkpoint: Checkpoint, folder: Path, model: nn.Module, *, with_optimi
     """Refuse a checkpoint that lacks a tensor of the model or the optimizer, or has others. torch would leave what is
     missing as it is, at random."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in checkpoint.model.items()}
-    problem = _difference(wanted, found)
-    if problem is None and with_optimizer:
-        without = checkpoint.state["without_moments"]
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if name not in without}
-        wanted = {f"{name}/{kind}": () if kind == "step" else shapes[name] for name in shapes for kind in MOMENTS}
-        found = {name: tuple(tensor.shape) for name, tensor in checkpoint.optimizer.items()}
-        problem = _difference(wanted, found)
-    if problem is not None:
+    tensors = dict(checkpoint.model)
+    if with_optimizer:
+        tensors |= checkpoint.optimizer
+        for name, parameter in model.named_parameters():
+            if name not in checkpoint.state["without_moments"]:
+                wanted |= {f"{name}/{kind}": () if kind == "step" else tuple(parameter.shape) for kind in MOMENTS}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = [f"it lacks {name}" for name in sorted(wanted.keys() - found.keys())]
+    problems += [f"it has {name}, which the model has not" for name in sorted(found.keys() - wanted.keys())]
+    others = (name for name in wanted.keys() & found.keys() if found[name] != wanted[name])
+    problems += [f"{name} is {found[name]}, and {wanted[name]} in the model" for name in sorted(others)]
+    if problems:
         raise RunError(
-            f"checkpoint {folder} is not one of this model: {problem}. Was it written by another version of longlens "
-            "or of a layer? Use that version, or delete the run's folder and run it again"
+            f"checkpoint {folder} is not one of this model: {problems[0]}. Was it written by another version of "
+            "longlens or of a layer? Use that version, or delete the run's folder and run it again"
         )
-
-
-def _difference(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> str | None:
-    for name in sorted(wanted.keys() - found.keys()):
-        return f"it lacks {name}"
-    for name in sorted(found.keys() - wanted.keys()):
-        return f"it has {name}, which the model has not"
-    for name, shape in wanted.items():
-        if found[name] != shape:
-            return f"{name} is {found[name]}, and {shape} in the model"
-    return None
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -130,9 +126,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         partial.mkdir(parents=True)
     except FileExistsError:
-        raise RunError(
-            f"{partial} is in the way, and it is not ours: move it, and run the same command again"
-        ) from None
+        raise RunError(f"{partial} is in the way, and it is not ours: move it, and run it again") from None
     try:
         for name, tensors in zip(TENSORS, (checkpoint.model, checkpoint.optimizer), strict=True):
             _save(tensors, partial / name)
@@ -170,12 +164,11 @@ def read(folder: Path) -> Checkpoint:
 def read_state(folder: Path) -> dict[str, Any]:
     """Where a run stood at a checkpoint. ValueError if it is damaged."""
     state = read_sealed(folder / "state.json")
-    kinds = {"progress": dict, "schedule": dict, "without_moments": list}
-    if state.keys() != kinds.keys() or not all(isinstance(state[key], kind) for key, kind in kinds.items()):
-        raise ValueError(f"state.json must have {', '.join(kinds)}")
-    if not all(isinstance(name, str) for name in state["without_moments"]):
-        raise ValueError("without_moments of state.json must have names")
-    return state
+    match state:
+        case {"progress": dict(), "schedule": dict(), "without_moments": list(names), **others} if not others:
+            if all(isinstance(name, str) for name in names):
+                return state
+    raise ValueError("state.json must have progress, schedule and the names of parameters without_moments")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

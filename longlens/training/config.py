@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Gt, Le
 
 from longlens.errors import BadInput
 from longlens.files import open_file
@@ -37,9 +37,9 @@ from longlens.tasks.base import Task, create_task, find_task
 
 SCALES = ("smoke", "mini", "paper")
 SECTIONS = ("task", "mixer", "model", "training")
+PARTS = ("task_options", "mixer_options", "model", "training")  # of config.json
 
 Changes = Mapping[str, Any]  # by dotted or plain names: {"training.lr": 1e-4, "depth": 2, "task.max_length": 512}
-Beta = Annotated[float, Ge(0), Lt(1), Is("a number of at least 0 and below 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class TrainingConfig(Options):
     lr: Positive = 1e-3
     kernel_lr: Positive = 1e-3
     weight_decay: NonNegative = 0.0
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
     schedule: Literal["constant", "cosine", "plateau"] = "cosine"
     warmup: Probability = 0.1
     patience: Count = 10
@@ -107,40 +107,29 @@ class Config:
     training: TrainingConfig
 
     def to_json(self) -> dict[str, Any]:
-        return json.loads(
-            json.dumps(
-                {
-                    "recipe": self.recipe,
-                    "task": self.task.name,
-                    "task_options": self.task.values(),
-                    "mixer": self.mixer.name,
-                    "mixer_options": dict(self.mixer.options),
-                    "model": self.model.values(),
-                    "training": self.training.values(),
-                }
-            )
-        )
+        values = {
+            "recipe": self.recipe,
+            "task": self.task.name,
+            "task_options": self.task.values(),
+            "mixer": self.mixer.name,
+            "mixer_options": dict(self.mixer.options),
+            "model": self.model.values(),
+            "training": self.training.values(),
+        }
+        return json.loads(json.dumps(values))
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> "Config":
         """The config that ``to_json`` wrote; ``where`` says in an error what cannot be read."""
         try:
-            text = {name: Option(name, str) for name in ("recipe", "task", "mixer")}
-            parts = {
-                name: Option(name, dict[str, Any]) for name in ("task_options", "mixer_options", "model", "training")
-            }
-            given = check_options(text | parts, Option("config", dict[str, Any]).check(values), "a config")
-            for name in parts:
-                known = section_options(name.removesuffix("_options"), given["task"], [given["mixer"]])
-                if missing := known.keys() - given[name].keys():
+            hints = dict.fromkeys(("recipe", "task", "mixer"), str) | dict.fromkeys(PARTS, dict[str, Any])
+            known = {name: Option(name, hint) for name, hint in hints.items()}
+            given = check_options(known, Option("config", dict[str, Any]).check(values), "a config")
+            for name in PARTS:
+                options = section_options(name.removesuffix("_options"), given["task"], [given["mixer"]])
+                if missing := options.keys() - given[name].keys():
                     raise BadInput(f"{name} lacks {', '.join(sorted(missing))}")
-            return cls(
-                given["recipe"],
-                create_task(given["task"], **given["task_options"]),
-                choose_mixer(given["mixer"], **given["mixer_options"]),
-                ModelConfig.make(given["model"], "the model"),
-                TrainingConfig.make(given["training"], "the training"),
-            )
+            return _make_config(given["recipe"], given["task"], given["mixer"], (given[name] for name in PARTS))
         except BadInput as error:
             raise BadInput(f"{where} is not the config of a run: {error}") from None
 
@@ -148,7 +137,7 @@ class Config:
         """All that decides the result, by dotted names: ``training.lr``."""
         values = self.to_json()
         flat = {"task": values["task"], "mixer": values["mixer"]}
-        for section in ("task_options", "mixer_options", "model", "training"):
+        for section in PARTS:
             flat |= {f"{section.removesuffix('_options')}.{key}": value for key, value in values[section].items()}
         return flat
 
@@ -156,6 +145,17 @@ class Config:
         """The name of its folder: another one if any number or the data is another."""
         text = json.dumps([self.values(), fingerprint], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _make_config(recipe: str, task: str | Task, mixer: str, sections: Iterable[Changes]) -> Config:
+    of_task, of_mixer, model, training = sections
+    return Config(
+        recipe,
+        task if isinstance(task, Task) else create_task(task, **of_task),
+        choose_mixer(mixer, **of_mixer),
+        ModelConfig.make(model, "the model"),
+        TrainingConfig.make(training, "the training"),
+    )
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,8 @@ class Recipe:
         for length, other in (("steps", "epochs"), ("epochs", "steps")):
             if length in new["training"] and other not in new["training"]:
                 new["training"][other] = None
-        values = {section: self.defaults(section, mixer) | new[section] for section in SECTIONS}
-        return Config(
-            self.name,
-            task if isinstance(task, Task) else create_task(name, **values["task"]),
-            choose_mixer(mixer, **values["mixer"]),
-            ModelConfig.make(values["model"], "the model"),
-            TrainingConfig.make(values["training"], "the training"),
-        )
+        sections = (self.defaults(section, mixer) | new[section] for section in SECTIONS)
+        return _make_config(self.name, task, mixer, sections)
 
 
 def load_recipe(name: str, task: str, mixers: Iterable[str] = ()) -> Recipe:
@@ -205,8 +199,12 @@ def load_recipe(name: str, task: str, mixers: Iterable[str] = ()) -> Recipe:
     find_task(task)
     mixers = [find_mixer(mixer).name for mixer in mixers]
     try:
-        recipe = _find_shipped(name, task) if name in SCALES else _read_file(name)
-        recipe = replace(recipe, task=_rename(recipe.task, find_task(task).aliases))
+        recipe = _read_recipe(name, task)
+        aliases = find_task(task).aliases
+        renamed = {aliases.get(option, option): value for option, value in recipe.task.items()}
+        if len(renamed) < len(recipe.task):
+            raise BadInput(f"[task] names an option twice, also by its old name: {', '.join(recipe.task)}")
+        recipe = replace(recipe, task=renamed)
         for section in ("task", "model", "training"):
             check_names(section_options(section, task, ()), getattr(recipe, section), f"[{section}]")
         for mixer, options in recipe.mixers.items():
@@ -229,37 +227,25 @@ def shipped_recipes() -> dict[tuple[str, str], Traversable]:
     return found
 
 
-def _rename(values: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Options of a task by their names of today."""
-    renamed = {aliases.get(name, name): value for name, value in values.items()}
-    if len(renamed) < len(values):
-        raise BadInput(f"[task] names an option twice, also by its old name: {', '.join(values)}")
-    return renamed
-
-
-def _find_shipped(scale: str, task: str) -> Recipe:
-    path = shipped_recipes().get((scale, task)) or shipped_recipes().get((scale, "*"))
-    if path is None:
-        raise BadInput("there is none: give a TOML file of your own with --recipe")
-    return _read_toml(scale, path.read_text())
-
-
-def _read_file(name: str) -> Recipe:
-    if not name.endswith(".toml") or "\0" in name:
+def _read_recipe(name: str, task: str) -> Recipe:
+    if name in SCALES:
+        shipped = shipped_recipes()
+        path = shipped.get((name, task)) or shipped.get((name, "*"))
+        if path is None:
+            raise BadInput("there is none: give a TOML file of your own with --recipe")
+        text = path.read_text()
+    elif name.endswith(".toml") and "\0" not in name:
+        try:
+            with open_file(Path(name)) as file:
+                text = file.read().decode()
+        except OSError as error:
+            raise BadInput(f"cannot read the file: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise BadInput(f"the file is not text: {error}") from None
+    else:
         hint = nearest(name, SCALES)
-        raise BadInput(
-            f"unknown recipe; {hint}{'' if hint.endswith('?') else '.'} A file of your own must end in .toml"
-        )
-    try:
-        with open_file(Path(name)) as file:
-            return _read_toml(name, file.read().decode())
-    except OSError as error:
-        raise BadInput(f"cannot read the file: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"the file is not text: {error}") from None
-
-
-def _read_toml(name: str, text: str) -> Recipe:
+        end = "" if hint.endswith("?") else "."
+        raise BadInput(f"unknown recipe; {hint}{end} A file of your own must end in .toml")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of TOML, or a number of thousands of digits
@@ -270,49 +256,44 @@ def _read_toml(name: str, text: str) -> Recipe:
 
 def section_options(section: str, task: str, mixers: Iterable[str]) -> dict[str, Option]:
     """The options of a section of a config; those of several mixers together, where they differ with what any takes."""
-    if section == "task":
-        return options_of(find_task(task))
-    if section == "mixer":
-        joined: dict[str, Option] = {}
-        for mixer in mixers:
-            for name, option in find_mixer(mixer).options.items():
-                before = joined.get(name, option)
-                same = before.hint == option.hint
-                joined[name] = before if same else Option(name, before.hint | option.hint, before.default, before.help)
-        return joined
-    return options_of({"model": ModelConfig, "training": TrainingConfig}[section])
+    if section != "mixer":
+        return options_of({"model": ModelConfig, "training": TrainingConfig}.get(section) or find_task(task))
+    joined: dict[str, Option] = {}
+    for mixer in mixers:
+        for name, option in find_mixer(mixer).options.items():
+            before = joined.setdefault(name, option)
+            if before.hint != option.hint:
+                joined[name] = replace(before, hint=before.hint | option.hint)
+    return joined
+
+
+def find_option(name: str, known: Mapping[str, Mapping[str, Option]], task: str) -> tuple[str, str] | None:
+    """The section and the option of a dotted name; a plain one is looked up in training, model, mixer and task."""
+    section, _, option = name.rpartition(".")
+    if section in ("", "task"):
+        option = find_task(task).aliases.get(option, option)
+    sections = [section] if section else reversed(SECTIONS)
+    return next(((section, option) for section in sections if option in known.get(section, ())), None)
 
 
 def sort_changes(changes: Changes, task: str, mixers: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Changes by section. A plain name is looked up in training, model, mixer and task, in this order."""
+    """Changes by section."""
     known = {section: section_options(section, task, mixers) for section in SECTIONS}
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    aliases = find_task(task).aliases
     for name, value in changes.items():
-        section, _, option = name.rpartition(".")
-        if section in ("", "task"):
-            option = aliases.get(option, option)
-        sections = [section] if section else ("training", "model", "mixer", "task")
-        section = next((section for section in sections if option in known.get(section, ())), None)
-        if section is None:
-            names = [f"{s}.{o}" for s in SECTIONS for o in known[s]] if "." in name else _plain(known)
-            raise BadInput(f"there is no option {name!r}; {nearest(name, names)}")
+        place = find_option(name, known, task)
+        if place is None:
+            names = [f"{s}.{o}" if "." in name else o for s in SECTIONS for o in known[s]]
+            raise BadInput(f"there is no option {name!r}; {nearest(name, dict.fromkeys(names))}")
+        section, option = place
         if option in found[section]:
             raise BadInput(f"{section}.{option} is given twice")
         found[section][option] = known[section][option].check(value)
     return found
 
 
-def _plain(known: dict[str, dict[str, Option]]) -> Iterator[str]:
-    return iter(dict.fromkeys(option for section in known.values() for option in section))
-
-
 def differences(before: Config, now: Config) -> list[str]:
     """The fields in which two configs differ: ``training.lr: 0.001, now 0.01``."""
     old, new = before.values(), now.values()
-    missing = "not there"
-    return [
-        f"{name}: {old.get(name, missing)}, now {new.get(name, missing)}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name, missing) != new.get(name, missing)
-    ]
+    pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
+    return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]

@@ -9,34 +9,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.batches import Batches
-from longlens.data.bigram import bigram_bits
-from longlens.data.datasets import Subset
+from longlens.data.datasets import Batches, Subset, bigram_bits
 from longlens.errors import BadInput, RunError
 from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config
-from longlens.training.distributed import join_processes
-from longlens.training.machine import choose_threads, use_threads
+from longlens.training.machine import join_processes, use_threads
 from longlens.training.open_run import TrainState
 from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result
-from longlens.training.runtime import Runtime
+from longlens.training.runtime import Runtime, choose_threads
 from longlens.training.step import evaluate
 
 
 @torch.no_grad()
 def change_by_later_tokens(model: nn.Module, task: Task) -> float:
-    """The largest change of a logit when tokens that come after it are others: 0 for a language model that is one."""
+    """The largest change of a logit when tokens that come after it are others: 0 for a language model that is one. It
+    is called in the mode in which it is, training or evaluation."""
     (batch,) = Batches(Subset(task.split("test"), np.arange(1)), 1)
     half = batch.tokens // 2
     changed = batch.inputs.clone()
     changed[:, half:] = (changed[:, half:] + 1) % task.spec.size
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     before, after = (model(inputs.to(device))[:, :half] for inputs in (batch.inputs, changed))
-    model.train(was_training)
     return (before - after).abs().max().item()
 
 
@@ -80,7 +75,7 @@ def load_model(folder: Path, checkpoint: str = "best", device: str = "cpu") -> M
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
     path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
-    return load_checkpoint(config, path, torch.device(device)).eval()
+    return load_checkpoint(config, path, torch.device(device))
 
 
 def load_checkpoint(config: Config, path: Path, device: torch.device) -> Model:
@@ -93,7 +88,7 @@ def load_checkpoint(config: Config, path: Path, device: torch.device) -> Model:
         model = Model(config.task.spec, config.mixer, config.model).to(device)
     checkpoints.check(found, path, model, with_optimizer=False)
     checkpoints.restore(found, model)
-    return model
+    return model.eval()
 
 
 def find_checkpoint(run: RunFolder, which: str) -> Path:
@@ -138,9 +133,11 @@ def predict(model: Model, inputs: Sequence[Any], *, probabilities: bool = False,
     if probabilities and spec.head == "regress":
         raise BadInput("probabilities must be False for a task whose answers are numbers, got True")
     pairs = spec.head == "match"
-    rows = [
-        _read_sequence(row, spec, f"inputs[{i}]") for i, given in enumerate(inputs) for row in _rows(given, pairs, i)
-    ]
+    rows: list[Tensor] = []
+    for index, given in enumerate(inputs):
+        if pairs and len(given) != 2:
+            raise BadInput(f"inputs[{index}] must be a pair of sequences, got {len(given)}")
+        rows += [_read_sequence(row, spec, f"inputs[{index}]") for row in (given if pairs else [given])]
     size, device, found = (2 if pairs else 1) * batch_size, next(model.parameters()).device, []
     for first in range(0, len(rows), size):
         lengths = torch.tensor([len(row) for row in rows[first : first + size]])
@@ -156,12 +153,6 @@ def predict(model: Model, inputs: Sequence[Any], *, probabilities: bool = False,
             outputs = outputs.softmax(dim=-1) if probabilities else outputs.argmax(dim=-1)
         found.append(outputs.cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0)
-
-
-def _rows(given: Any, pairs: bool, index: int) -> Sequence[Any]:
-    if pairs and len(given) != 2:
-        raise BadInput(f"inputs[{index}] must be a pair of sequences, got {len(given)}")
-    return given if pairs else [given]
 
 
 def _read_sequence(row: Any, spec: Spec, name: str) -> Tensor:

@@ -8,13 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
 from longlens.errors import BadInput, Interrupted
-from longlens.progress import progress
+from longlens.progress import Done, progress
 from longlens.training.config import Config
 from longlens.training.runtime import Runtime
 
@@ -37,23 +38,21 @@ def open_to_append(path: Path) -> IO[str]:
         raise
 
 
+@dataclass
 class Logs:
     """The logs of a run, written by its first process; in the others, nothing happens."""
 
-    def __init__(self, file: IO[str] | None, writers: list[Writer], bar: Callable[..., None], metric: str):
-        self.file = file
-        self.writers = writers
-        self.bar = bar
-        self.metric = metric
-        self.latest = ""
+    metric: str
+    file: IO[str] | None = None
+    bar: Done = lambda count, note="": None
+    writers: list[Writer] = field(default_factory=list)
+    latest: str = ""  # evaluation, for the progress bar
 
     def trained(self, step: int, **values: float) -> None:
-        """Some steps of training."""
         self._write("train", step, values)
         self.bar(step, f"loss {values['loss']:.4f}{self.latest} · {values['tokens_per_second']:,.0f} tokens/s")
 
     def evaluated(self, step: int, **values: float) -> None:
-        """An evaluation on the validation set."""
         self.latest = f" · valid {self.metric} {values[self.metric]:.4f}"
         self._write("valid", step, values)
 
@@ -74,70 +73,51 @@ class Logs:
 @contextmanager
 def open_logs(folder: Path | None, config: Config, runtime: Runtime, start: int, total: int) -> Iterator[Logs]:
     """The logs of the run in ``folder``, which is None in the processes that are silent."""
-    metric = config.task.spec.metric
+    logs = Logs(config.task.spec.metric)
+    if folder is None:
+        yield logs
+        return
     with ExitStack() as stack:
-        if folder is None:
-            yield Logs(None, [], lambda count, note="": None, metric)
-            return
-        writers = []
         if runtime.tensorboard:
-            writers.append(stack.enter_context(_tensorboard(folder, start)))
+            from torch.utils.tensorboard import SummaryWriter
+
+            board = SummaryWriter(folder / "tensorboard", purge_step=start + 1)  # what was written after it is void
+            stack.callback(board.close)
+
+            def write_scalars(values: dict[str, float], step: int) -> None:
+                for name, value in values.items():
+                    board.add_scalar(name, value, step)
+
+            logs.writers.append(write_scalars)
         if runtime.wandb is not None:
-            writers.append(stack.enter_context(_wandb(folder, config, runtime.wandb)))
-        file = stack.enter_context(open_to_append(folder / "metrics.jsonl"))
+            import wandb  # pyright: ignore[reportMissingImports]
+
+            values = config.values()
+            run: Any = wandb.init(project=runtime.wandb, dir=folder, id=folder.name, resume="allow", config=values)
+            stack.callback(run.finish)
+            logs.writers.append(lambda values, step: run.log(values, step=step))
+        logs.file = stack.enter_context(open_to_append(folder / "metrics.jsonl"))
         title = f"{config.mixer.name} on {config.task.name}"
-        bar = stack.enter_context(progress(title, total, "steps", start=start))
-        yield Logs(file, writers, bar, metric)
+        logs.bar = stack.enter_context(progress(title, total, "steps", start=start))
+        yield logs
 
 
-@contextmanager
-def _tensorboard(folder: Path, start: int) -> Iterator[Writer]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise BadInput("tensorboard is not installed: pip install 'longlens[tensorboard]'") from None
-    writer = SummaryWriter(folder / "tensorboard", purge_step=start + 1)  # what was written after it does not count
-
-    def write(values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    try:
-        yield write
-    finally:
-        writer.close()
-
-
-@contextmanager
-def _wandb(folder: Path, config: Config, project: str) -> Iterator[Writer]:
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise BadInput("wandb is not installed: pip install 'longlens[wandb]'") from None
-    run: Any = wandb.init(project=project, dir=folder, id=folder.name, resume="allow", config=config.values())
-    try:
-        yield lambda values, step: run.log(values, step=step)
-    finally:
-        run.finish()
-
-
+@dataclass
 class StopSignals:
     """Within it, SIGTERM and SIGINT stop at once, as Ctrl-C does; after ``defer`` they only set ``asked``, and one
     more, some seconds later, stops at once. What was stopped at once ends as ``Interrupted``.
 
     Not one that comes right after the first: a terminal or a scheduler sends a signal to all processes of a job, and
-    those that have started others pass it on to them. A signal that was ignored before, as that of a job in the
-    background, is heard. Outside of the main thread no signal arrives, and nothing happens.
+    those that have started others pass it on. Outside of the main thread no signal arrives, and nothing happens.
     """
 
     PATIENCE = 2.0  # seconds
 
-    def __init__(self) -> None:
-        self.asked = False
-        self.deferred = False
-        self.since = 0.0
-        self.done = "stopped before the first step"  # what a stop at once says
-        self.before = {}
+    asked: bool = False
+    deferred: bool = False
+    since: float = 0.0
+    done: str = "stopped before the first step"  # what a stop at once says
+    before: dict[int, Any] = field(default_factory=dict)
 
     def defer(self, done: str) -> "StopSignals":
         """From now on, whoever works looks at ``asked``; ``done`` says what a stop at once leaves behind."""
@@ -151,11 +131,9 @@ class StopSignals:
 
     def listen(self) -> None:
         """Set the handlers; once more after a library has set its own."""
-        try:
+        with suppress(ValueError):  # not in the main thread
             for number in (signal.SIGTERM, signal.SIGINT):
                 self.before.setdefault(number, signal.signal(number, self._handle))
-        except ValueError:  # not in the main thread
-            pass
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.asked

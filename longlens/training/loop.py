@@ -6,21 +6,19 @@ a checkpoint says all with the step that it belongs to, and a run that was kille
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 
-from longlens.data.batches import Batch
+from longlens.data.datasets import Batch
 from longlens.errors import Interrupted
-from longlens.models.heads import higher_is_better
-from longlens.models.model import Model, count_parameters, refuse_foresight
+from longlens.files import write_sealed
+from longlens.models.model import Model, count_parameters, higher_is_better, refuse_foresight
 from longlens.training.config import Config
-from longlens.training.distributed import Processes, parallelize
-from longlens.training.logs import Logs
-from longlens.training.open_run import Clock, Learner, NotFinite, OpenRun, PendingLosses, TrainState, open_run
-from longlens.training.run import write_result
+from longlens.training.logs import Logs, open_logs
+from longlens.training.machine import Processes, parallelize
+from longlens.training.open_run import Learner, NotFinite, OpenRun, TrainState, count_losses, open_run
 from longlens.training.runtime import Runtime
 from longlens.training.step import Schedule, make_optimizer, prefetch, seed_step, set_learning_rate, train_step
 
@@ -38,18 +36,18 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
         if run.result is not None:
             return run.result
         options, spec = config.training, config.task.spec
-        plan = Plan.make(config, runtime)
+        plan = Plan(config, runtime)
         if options.batch_size > plan.samples:
             run.notify(f"a step has all {plan.samples:,} training samples, as batch_size is {options.batch_size:,}")
         learner = build_learner(run, plan)
         run.claim()  # what does not fit was refused before a file is written
         if run.result is not None:
             return run.result
-        state = learner.state = run.resume(learner)
-        clock = learner.clock = Clock(state, run.began)
-        losses, device = PendingLosses(), run.processes.device
-
-        with run.explain_divergence(learner.schedule), run.open_logs(state.step, plan.steps) as logs:
+        state, clock = run.resume(learner), learner.clock
+        losses, device = [], run.processes.device
+        logged = run.folder.folder if run.processes.is_first else None
+        opened = open_logs(logged, config, runtime, state.step, plan.steps)
+        with run.explain_divergence(learner.schedule), opened as logs:
             if plan.evaluates(state):  # it was stopped in the midst of an evaluation
                 validate(run, learner, logs)
             for batch in prefetch(load_batches(config, plan, state.step, run.processes), device):
@@ -59,11 +57,11 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
                 with clock.computing():
                     loss = train_step(learner.parallel, spec, learner.optimizer, batch, options, run.processes)
                 state.step += 1
-                losses.add(loss, batch.tokens)
+                losses.append((loss, batch.tokens))
 
                 stops = False
                 if plan.looks(state) or device.type == "cpu":
-                    stops = losses.synchronize(state, run.processes, run.stop.asked)
+                    stops = count_losses(losses, state, run.processes, run.stop.asked)
                 with clock.not_training():
                     if plan.logs(state):
                         rate, lr = clock.tokens_per_second(), factor * options.lr
@@ -77,30 +75,22 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
             return finish(run, learner)
 
 
-@dataclass(frozen=True)
 class Plan:
     """What is due at which step."""
 
-    samples: int  # of the training set
-    steps: int  # of the run
-    per_epoch: int
-    evaluate_every: int
-    save_every: int
-    log_every: int
-
-    @classmethod
-    def make(cls, config: Config, runtime: Runtime) -> "Plan":
-        options, samples = config.training, len(config.task.split("train"))
-        per_epoch = math.ceil(samples / options.batch_size)
-        steps = options.steps or math.ceil((options.epochs or 0) * per_epoch)
-        every = options.evaluate_every or per_epoch
-        return cls(samples, steps, per_epoch, every, runtime.checkpoint_every, runtime.log_every)
+    def __init__(self, config: Config, runtime: Runtime):
+        options = config.training
+        self.runtime = runtime
+        self.samples = len(config.task.split("train"))
+        self.per_epoch = math.ceil(self.samples / options.batch_size)
+        self.steps = options.steps or math.ceil((options.epochs or 0) * self.per_epoch)
+        self.evaluate_every = options.evaluate_every or self.per_epoch
 
     def logs(self, state: TrainState) -> bool:
-        return state.step % self.log_every == 0 or state.step == self.steps
+        return state.step % self.runtime.log_every == 0 or state.step == self.steps
 
     def saves(self, state: TrainState) -> bool:
-        return state.step % self.save_every == 0
+        return state.step % self.runtime.checkpoint_every == 0
 
     def evaluates(self, state: TrainState) -> bool:
         at_interval = state.step % self.evaluate_every == 0 or state.step == self.steps
@@ -193,5 +183,5 @@ def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
         "seconds": state.seconds,
         "peak_memory_bytes": state.peak_memory,
     }
-    run.processes.on_first(write_result, run.folder.folder, result)
+    run.processes.on_first(write_sealed, run.folder.folder / "result.json", result)
     return result

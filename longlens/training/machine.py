@@ -1,4 +1,5 @@
-"""The machine of a run: threads, kernels, memory, and what a result was made on. torch is imported when it is used."""
+"""The machine of a run: its processes, threads, kernels and memory, and what a result was made on. The same loop runs
+under ``python`` and under ``torchrun``."""
 
 import os
 import platform
@@ -6,65 +7,129 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 from longlens import __version__
+from longlens.errors import BadInput
 from longlens.training.runtime import Runtime
 
-if TYPE_CHECKING:
-    import torch
 
-_RUNNING = Path("/proc/loadavg")
-_STATUS = Path("/proc/self/status")
+@dataclass(frozen=True)
+class Processes:
+    """This process and how many there are."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all processes, in place."""
+        if self.count > 1:
+            dist.all_reduce(x)
+        return x
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds in some process: the same answer in all."""
+        if self.count == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
+
+    def on_first(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in the first process: its answer, or its error, in all of them."""
+        if self.count == 1:
+            return function(*args)
+        answer_or_error: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                answer_or_error[0] = function(*args)
+            except Exception as error:
+                answer_or_error[1] = error
+        dist.broadcast_object_list(answer_or_error, src=0, device=self.device)
+        answer, error = answer_or_error
+        if error is not None:
+            raise error
+        return answer
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def busy_cores() -> float:
-    """Cores that other processes use: the load of the last minute, but no more than what runs at this moment, as a
-    process that has just ended is still in the load."""
-    load = os.getloadavg()[0]
+@contextmanager
+def join_processes(runtime: Runtime) -> Iterator[Processes]:
+    """Meet the processes that torchrun started, if it did."""
+    device = choose_device(runtime.device)
+    if "RANK" not in os.environ:
+        yield Processes(0, 1, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    _meet("nccl" if device.type == "cuda" else "gloo")
     try:
-        running = 0.0
-        for _ in range(5):
-            running += (int(_RUNNING.read_text().split()[3].partition("/")[0]) - 1) / 5  # without this process
-            time.sleep(0.02)
-        return min(load, running)
-    except (OSError, ValueError, IndexError):
-        return load
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        # A thread of gloo may still hold the tensor of the last sum. It needs Python's lock to give it back, which the
+        # end of the group holds while it waits for the thread.
+        time.sleep(0.1)
+        dist.destroy_process_group()
 
 
-def choose_threads(wanted: int | None, last: int | None = None, *, processes: int = 1) -> tuple[int, str | None]:
-    """The number of threads of each of some processes, and a line to say if it is fewer than the cores.
+def _meet(backend: str) -> None:
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":  # several agents, which need not agree on how often they started
+        dist.init_process_group(backend)
+        return
+    # When torchrun starts its processes anew, its store still has the addresses of those that died.
+    store, rank, count = next(rendezvous("env://"))
+    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
 
-    Threads that wait for a core that others use make a run ten times slower than one thread does. A run that resumes
-    takes as many as the last time: sums in another order have other bits.
-    """
-    if wanted is not None:
-        return wanted, None
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit() and int(os.environ["OMP_NUM_THREADS"]) > 0:
-        return int(os.environ["OMP_NUM_THREADS"]), None
-    cores = usable_cores()
-    why = "as when this run was started"
-    count = last
-    if count is None:
-        why = "as others use the machine" if processes == 1 else f"for each of {processes} processes"
-        count = max(1, (cores - round(busy_cores())) // processes)
-    if count >= cores:
-        return count, None
-    return count, f"{count} of {cores} cores {why}; --threads chooses another number"
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device must be cpu or auto here, got cuda: torch sees no GPU")
+    return torch.device(name)
+
+
+def parallelize(model: nn.Module, processes: Processes, parallel: str) -> nn.Module:
+    """The model for training in all processes. Both ways average the gradients over the processes."""
+    if processes.count == 1:
+        return model
+    if parallel == "fsdp":
+        for block in model.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+            fully_shard(block)
+        fully_shard(model)
+        return model
+    # The norms keep their running statistics alike themselves.
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13 renames the argument
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
+    """Skip the gradient all-reduce for all but the last micro-batch."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not wanted)
+    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
     """For a while; then as many as before."""
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -74,36 +139,28 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def choose_kernels(runtime: Runtime, device: "torch.device") -> Iterator[None]:
+def choose_kernels(runtime: Runtime, device: torch.device) -> Iterator[None]:
     """Kernels that give the same bits each time, where torch has them; TF32 for products of float32 on a GPU. For a
     while; then those of before."""
-    import torch
-
     settings: Any = torch.utils.deterministic
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = settings.fill_uninitialized_memory
-    precision = torch.get_float32_matmul_precision()
-    if runtime.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        settings.fill_uninitialized_memory = False
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
-    try:
+    modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.use_deterministic_algorithms, modes[0], warn_only=modes[1])
+        stack.callback(setattr, settings, "fill_uninitialized_memory", settings.fill_uninitialized_memory)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        if runtime.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            settings.fill_uninitialized_memory = False
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
         yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        settings.fill_uninitialized_memory = filled
-        torch.set_float32_matmul_precision(precision)
 
 
 class PeakMemory:
     """Bytes beyond those at the start: of tensors on a GPU, of the whole process on a CPU."""
 
-    def __init__(self, device: "torch.device"):
-        import torch
-
+    def __init__(self, device: torch.device):
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -111,37 +168,24 @@ class PeakMemory:
             return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
-        self.before = _now()
+        self.before = _used("VmRSS")
 
     def value(self) -> int:
-        import torch
-
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self.before
-        return max(0, _peak() - self.before)
+        return max(0, _used("VmHWM") - self.before)
 
 
-def _now() -> int:
-    return _status("VmRSS") or _peak()
+def _used(name: str) -> int:
+    """Bytes of this process, now (VmRSS) or at most (VmHWM); without Linux' answer, the most that it ever had."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return (1 if sys.platform == "darwin" else 1024) * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return _status("VmHWM") or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _status(name: str) -> int | None:
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
-
-
-def environment(device: "torch.device") -> dict[str, object]:
-    """Versions, commit, processor and threads: what a figure or a result was made on."""
-    import torch
-
+def environment(device: torch.device) -> dict[str, object]:
+    """Versions, commit, processor and threads."""
     return {
         "longlens": __version__,
         "commit": _commit(),
@@ -171,9 +215,7 @@ def _commit() -> str | None:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-        return names[0] if names else platform.processor()
-    except OSError:
-        return platform.processor()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor()

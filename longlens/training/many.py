@@ -24,9 +24,8 @@ from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.progress import progress
 from longlens.training.config import Config
 from longlens.training.logs import StopSignals, notify, open_to_append
-from longlens.training.machine import choose_threads
 from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
-from longlens.training.runtime import Runtime
+from longlens.training.runtime import Runtime, choose_threads
 
 Engine = Literal["local", "ray"]
 
@@ -53,26 +52,17 @@ class RunRequest:
 
     def to_json(self) -> str:
         """On one line."""
-        runtime = {
-            name: str(value) if isinstance(value, Path) else value for name, value in self.runtime.values().items()
-        }
-        log = None if self.quiet else str(self.folder / "log.txt")  # for the traceback of a bug
-        return json.dumps({"config": self.config.to_json(), "runtime": runtime, "command": sys.argv, "log": log})
+        log = None if self.quiet else self.folder / "log.txt"  # for the traceback of a bug
+        values = {"config": self.config.to_json(), "runtime": self.runtime.values(), "command": sys.argv, "log": log}
+        return json.dumps(values, default=str)
 
 
 def run_many(
-    configs: list[Config],
-    runtime: Runtime,
-    *,
-    engine: Engine = "local",
-    jobs: int = 1,
-    address: str | None = None,
+    configs: list[Config], runtime: Runtime, *, engine: Engine = "local", jobs: int = 1, address: str | None = None
 ) -> list[Outcome]:
     """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for."""
     if jobs < 1:
         raise BadInput(f"jobs must be at least 1, got {jobs}")
-    if runtime.folder is not None:
-        raise BadInput("folder is for a single run: leave it out")
     if engine == "local" and address is not None:
         raise BadInput("address is that of a Ray cluster: choose the engine ray, or leave it out")
     quiet = jobs > 1 or engine == "ray"
@@ -82,15 +72,15 @@ def run_many(
         outcomes: dict[Path, Outcome] = {}
         waiting: list[RunRequest] = []
         for request in {request.folder: request for request in requests}.values():  # the same config twice is one run
+            result = error = None
             try:
                 result = read_result(request.folder)
-            except BadInput as error:  # one damaged run does not hide the others
-                outcomes[request.folder] = Outcome(request.config, request.folder, error=str(error))
-                continue
-            if result is None:
+            except BadInput as problem:  # one damaged run does not hide the others
+                error = str(problem)
+            if result is None and error is None:
                 waiting.append(request)
             else:
-                outcomes[request.folder] = Outcome(request.config, request.folder, result, was_there=True)
+                outcomes[request.folder] = Outcome(request.config, request.folder, result, error, error is None)
         if waiting:
             stop.defer("stopped at once: runs may have lost what came after their last checkpoint")
             if engine == "ray":  # by name, as integrations know this room and not the other way round
@@ -144,17 +134,13 @@ def _run_locally(requests: list[RunRequest], jobs: int, stop: StopSignals) -> It
         try:
             while running:
                 done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done if not future.cancelled())
+                yield from (future.result() for future in done)
                 if stop.asked:
-                    for future in running:
-                        future.cancel()
-                    started.stop()
+                    raise Interrupted("stopped, and the runs are saved")
         finally:
             for future in running:
                 future.cancel()
             started.stop()
-    if stop.asked:
-        raise Interrupted("stopped, and the runs are saved")
 
 
 def visible_gpus() -> list[str]:
@@ -185,10 +171,9 @@ class ProcessPool:
 
     def stop(self) -> None:
         with self.lock:
-            if not self.stopped:
-                self.stopped = True
-                for process in self.processes:
-                    process.terminate()
+            self.stopped = True
+            for process in self.processes:
+                process.terminate()
 
 
 def launch(
@@ -245,7 +230,6 @@ def _work() -> None:
     layer prints goes where the messages go."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    code = 0
     log: Path | None = None
     try:
         with StopSignals():
@@ -259,15 +243,14 @@ def _work() -> None:
             train_run(config, Runtime.make(request["runtime"], "the runtime"))
     except LongLensError as error:
         print(error, file=answer, flush=True)
-        code = error.exit_code
+        sys.exit(error.exit_code)
     except Exception as error:  # a bug, of ours or of a user's layer
         traceback.print_exc()
         if log is not None:
             with open_to_append(log) as file:
                 traceback.print_exc(file=file)
         print(f"{type(error).__name__}: {error}", file=answer, flush=True)
-        code = 1
-    sys.exit(code)
+        sys.exit(1)
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,12 +19,11 @@ from longlens.tasks.base import SplitName
 from longlens.training import checkpoint as checkpoints
 from longlens.training.checkpoint import Checkpoint
 from longlens.training.config import Config
-from longlens.training.distributed import Processes, join_processes
-from longlens.training.logs import Logs, StopSignals, notify, open_logs
-from longlens.training.machine import PeakMemory, choose_kernels, choose_threads, environment, use_threads
+from longlens.training.logs import Logs, StopSignals, notify
+from longlens.training.machine import PeakMemory, Processes, choose_kernels, environment, join_processes, use_threads
 from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
 from longlens.training.run import fingerprint as find_fingerprint
-from longlens.training.runtime import Runtime
+from longlens.training.runtime import Runtime, choose_threads
 from longlens.training.step import Schedule, evaluate
 
 
@@ -53,19 +52,17 @@ class TrainState:
     computing_seconds: float = 0.0  # of these, in forward, backward and optimizer
     peak_memory: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Any) -> "TrainState":
+        """The state that ``asdict`` gave. BadInput if it is another."""
         names = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or values.keys() != names:
             raise BadInput(f"the state must have {', '.join(sorted(names))}")
         try:
             return TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
-            place, problem = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
-            raise BadInput(f"{place} of the state cannot be read: {problem}") from None
+            problem = error.errors()[0]
+            raise BadInput(f"{problem['loc'][0]} of the state cannot be read: {problem['msg']}") from None
 
     def score(self, metric: float, higher_is_better: bool) -> None:
         """Note an evaluation on the validation set."""
@@ -120,29 +117,20 @@ class Clock:
         return (self.state.tokens - tokens) / max(self.state.training_seconds - seconds, 1e-9)
 
 
-class PendingLosses:
-    """Losses of the last steps that stay on their device, so that a GPU need not be waited for."""
-
-    def __init__(self) -> None:
-        self.losses: list[Tensor] = []
-        self.tokens = 0  # of their steps, in this process
-
-    def add(self, loss: Tensor, tokens: int) -> None:
-        self.losses.append(loss)
-        self.tokens += tokens
-
-    def synchronize(self, state: TrainState, processes: Processes, asked: bool) -> bool:
-        """Look at them and add them to the state; whether some process was asked to stop."""
-        facts = torch.tensor([self.tokens, asked], dtype=torch.float64, device=processes.device)
-        *losses, tokens, stops = processes.sum(torch.cat([torch.stack(self.losses).double(), facts])).tolist()
-        for step, loss in enumerate(losses, state.step - len(losses) + 1):
-            if not math.isfinite(loss):
-                raise NotFinite(f"the loss is {loss}", step)
-        state.losses += sum(losses)
-        state.tokens += round(tokens)
-        self.losses = []
-        self.tokens = 0
-        return stops > 0
+def count_losses(waiting: list[tuple[Tensor, int]], state: TrainState, processes: Processes, asked: bool) -> bool:
+    """Add the losses and tokens of the last steps to the state; whether some process was asked to stop. They wait on
+    their device until then, so that a GPU need not be waited for in each step."""
+    tokens = sum(count for _, count in waiting)
+    facts = torch.tensor([tokens, asked], dtype=torch.float64, device=processes.device)
+    parts = torch.stack([loss for loss, _ in waiting]).double()
+    *losses, tokens, stops = processes.sum(torch.cat([parts, facts])).tolist()
+    for step, loss in enumerate(losses, state.step - len(losses) + 1):
+        if not math.isfinite(loss):
+            raise NotFinite(f"the loss is {loss}", step)
+    state.losses += sum(losses)
+    state.tokens += round(tokens)
+    waiting.clear()
+    return stops > 0
 
 
 @dataclass
@@ -154,8 +142,8 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     parameters: int  # how many
-    state: TrainState = field(default_factory=TrainState)
-    clock: Clock | None = None
+    state: TrainState = field(init=False)  # these two from ``resume`` on
+    clock: Clock = field(init=False)
 
 
 @contextmanager
@@ -168,11 +156,13 @@ def open_run(config: Config, runtime: Runtime, fingerprint: str | None = None) -
         folder = RunFolder(run_folder(config, runtime, fingerprint), runtime.keep)
         stack.enter_context(choose_kernels(runtime, processes.device))
         stack.enter_context(disk_full_as_run_error(folder.folder))
-        stack.callback(folder.release)
+        stack.callback(folder.lock.release)
         run = OpenRun(config, runtime, fingerprint, folder, processes, stop)
         run.result = processes.on_first(folder.finished, config, fingerprint)
         if run.result is None:
-            stack.enter_context(use_threads(run.choose_threads()))
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", processes.count))
+            count, run.note = processes.on_first(lambda: choose_threads(runtime.threads, folder.last_threads(), here))
+            stack.enter_context(use_threads(count))
         yield run
 
 
@@ -197,56 +187,34 @@ class OpenRun:
         if self.processes.is_first:
             notify(message)
 
-    def choose_threads(self) -> int:
-        def choose() -> tuple[int, str | None]:
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes.count))
-            return choose_threads(self.runtime.threads, self.folder.last_threads(), processes=here)
-
-        count, note = self.processes.on_first(choose)
-        self.note = note if self.processes.device.type == "cpu" else None
-        return count
-
     def claim(self) -> None:
         """Hold the folder from now on; signals to stop wait for the end of a step."""
         self.result = self.processes.on_first(self.folder.claim, self.config, self.fingerprint)
-        if self.note is not None and self.result is None:
+        if self.note is not None and self.result is None and self.processes.device.type == "cpu":
             self.notify(self.note)
         self.stop.defer("stopped at once: what came after the last checkpoint is not saved")
-
-    @contextmanager
-    def open_logs(self, start: int, total: int) -> Iterator[Logs]:
-        folder = self.folder.folder if self.processes.is_first else None
-        with open_logs(folder, self.config, self.runtime, start, total) as logs:
-            yield logs
 
     def evaluate(self, model: nn.Module, split: SplitName) -> tuple[float, float]:
         """The metric and the loss on as many samples as the config says."""
         options = self.config.training
         samples = options.test_samples if split == "test" else options.valid_samples
-        return evaluate(
-            model,
-            self.config.task,
-            split,
-            options,
-            self.processes,
-            samples=samples,
-            asked_to_stop=lambda: self.stop.asked,
-        )
+        return evaluate(model, self.config.task, split, options, self.processes, samples=samples, stop=self.stop)
 
     def resume(self, learner: Learner) -> TrainState:
         """Go on from the newest checkpoint that is whole, or begin."""
-        found = self._share_checkpoint(lambda: self._newest(learner.model))
-        state = TrainState()
+        found = self.processes.on_first(self._newest, learner)
+        learner.state = TrainState()
         if found is not None:
             checkpoints.restore(found, learner.model, learner.optimizer)
             learner.schedule.load(found.state["schedule"])
-            state = TrainState.from_json(found.state["progress"])
-        self.processes.on_first(self._note_start, state, found is not None)
-        return state
+            learner.state = TrainState.from_json(found.state["progress"])
+        self.processes.on_first(self._note_start, learner.state, found is not None)
+        learner.clock = Clock(learner.state, self.began)
+        return learner.state
 
-    def _newest(self, model: nn.Module) -> Checkpoint | None:
-        damaged = 0
-        for folder in self.folder.checkpoint_folders():
+    def _newest(self, learner: Learner) -> Checkpoint | None:
+        folders = self.folder.checkpoint_folders()
+        for folder in folders:
             try:
                 found = checkpoints.read(folder)
                 if TrainState.from_json(found.state["progress"]).step != int(folder.name):
@@ -254,11 +222,10 @@ class OpenRun:
             except (checkpoints.DamagedError, ValueError) as error:
                 aside = self.folder.put_aside(folder)
                 notify(f"checkpoint {folder} is damaged ({error}) and kept as {aside.name}: the one before it is used")
-                damaged += 1
                 continue
-            checkpoints.check(found, folder, model, with_optimizer=True)
+            checkpoints.check(found, folder, learner.model, with_optimizer=True)
             return found
-        if damaged:
+        if folders:
             notify("all checkpoints are damaged: starting from step 0")
         return None
 
@@ -273,54 +240,42 @@ class OpenRun:
             notify(f"resuming in another environment ({'; '.join(changed)}): results will not be bitwise identical")
         self.folder.forget_after(state.step, state.evaluated)
 
-    def _share_checkpoint(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-        """What the first process finds: in the others its state, but no tensors."""
-        found: Checkpoint | None = None
-
-        def look() -> dict[str, Any] | None:
-            nonlocal found
-            found = find()
-            return None if found is None else found.state
-
-        state = self.processes.on_first(look)
-        return found if self.processes.is_first or state is None else Checkpoint(state, {}, {})
-
     def measure(self, learner: Learner) -> None:
         """Bring the seconds and the memory of the state up to date."""
-        if learner.clock is not None:
-            learner.clock.count(training=False)
+        learner.clock.count(training=False)
         learner.state.peak_memory = max(learner.state.peak_memory, self.memory.value())
 
     def save(self, learner: Learner, logs: Logs) -> None:
         """Write a checkpoint of the step."""
         self.measure(learner)
-        state = {"progress": learner.state.to_json(), "schedule": learner.schedule.state()}
+        state = {"progress": asdict(learner.state), "schedule": learner.schedule.state()}
         collected = checkpoints.collect(learner.model, learner.optimizer, state)
         if self.processes.any(not collected.is_finite()):  # a gradient was not, though the loss was
             raise NotFinite("a weight is not finite", learner.state.step)
-        self.processes.on_first(self._write, learner.state, collected, logs)
 
-    def _write(self, state: TrainState, collected: Checkpoint, logs: Logs) -> None:
-        logs.sync()
-        checkpoints.write(self.folder.checkpoint(state.step), collected)
-        self.folder.prune(state.best_step)
+        def write() -> None:
+            logs.sync()
+            checkpoints.write(self.folder.checkpoint(learner.state.step), collected)
+            self.folder.prune(learner.state.best_step)
+
+        self.processes.on_first(write)
 
     def restore_best(self, learner: Learner) -> bool:
         """Whether the best checkpoint could be read."""
-        found = self._share_checkpoint(lambda: self._best(learner.state, learner.model))
+        found = self.processes.on_first(self._best, learner)
         if found is not None:
             checkpoints.restore(found, learner.model)
         return found is not None
 
-    def _best(self, state: TrainState, model: nn.Module) -> Checkpoint | None:
-        assert state.best_step is not None
-        folder = self.folder.checkpoint(state.best_step)
+    def _best(self, learner: Learner) -> Checkpoint | None:
+        assert learner.state.best_step is not None
+        folder = self.folder.checkpoint(learner.state.best_step)
         try:
             found = checkpoints.read(folder)
         except checkpoints.DamagedError as error:
             notify(f"the best checkpoint, {folder}, is damaged ({error}): only the last model is tested")
             return None
-        checkpoints.check(found, folder, model, with_optimizer=False)
+        checkpoints.check(found, folder, learner.model, with_optimizer=False)
         return found
 
     @contextmanager

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # typing's is not enough for pydantic b
 
 from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
-from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json, write_sealed
+from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json
 from longlens.registry import foreign_source
 from longlens.training.config import Config, differences
 from longlens.training.logs import notify
@@ -75,39 +75,29 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise BadInput(f"{folder} is not a run: it has no config.json")
     config = Config.from_json(read_json(path), str(path))
-    identity = _read_identity(folder)
-    if config.digest(identity["fingerprint"]) != identity["digest"]:
-        raise BadInput(
-            f"{path} is not the config that this run was started with: undo the change, or delete the folder and run "
-            "it again"
-        )
+    fingerprint, digest = _read_identity(folder)
+    if config.digest(fingerprint) != digest:
+        raise BadInput(f"{path} is not the config that this run was started with: undo the change, or delete the run")
     return config
 
 
-def _read_identity(folder: Path) -> dict[str, str]:
+def _read_identity(folder: Path) -> tuple[str, str]:
+    """The fingerprint and the digest."""
+    problem = "is not as it was written"
     try:
-        values = read_json(folder / "identity.json")
-        if values.keys() == {"fingerprint", "digest"} and all(isinstance(value, str) for value in values.values()):
-            return values
-        problem = "is not as it was written"
+        match read_json(folder / "identity.json"):
+            case {"fingerprint": str(fingerprint), "digest": str(digest), **others} if not others:
+                return fingerprint, digest
     except FileNotFoundError:
         problem = "is missing"
-    except AttributeError:
-        problem = "is not as it was written"
     raise BadInput(f"{folder / 'identity.json'} {problem}: restore it, or delete the folder and run it again")
 
 
 def check_fingerprint(folder: Path, fingerprint: str) -> None:
     """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
-    if _read_identity(folder)["fingerprint"] != fingerprint:
-        raise BadInput(
-            f"{folder} belongs to other data, or to another source of a layer or task of your own: choose another "
-            "folder, or delete it"
-        )
-
-
-def write_result(folder: Path, result: dict[str, Any]) -> None:
-    write_sealed(folder / "result.json", result)
+    if _read_identity(folder)[0] != fingerprint:
+        source = "another source of a layer or task of your own"
+        raise BadInput(f"{folder} belongs to other data, or to {source}: choose another folder, or delete it")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -123,6 +113,12 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     except BadInput as error:
         reason = str(error)
     raise BadInput(f"{reason}: delete it and run the same command again, which repeats the end of the run only")
+
+
+def show_metric(metric: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3f}"
 
 
 def read_environment(folder: Path) -> list[dict[str, Any]]:
@@ -161,12 +157,9 @@ def _parse_line(line: str) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None if it is damaged."""
     try:
         values = json.loads(line)
-    except (ValueError, RecursionError):
+        return values if values["split"] in ("train", "valid") and type(values["step"]) is int else None
+    except (ValueError, RecursionError, TypeError, LookupError):
         return None
-    if not isinstance(values, dict) or values.get("split") not in ("train", "valid"):
-        return None
-    step = values.get("step")
-    return values if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 class RunFolder:
@@ -184,7 +177,11 @@ class RunFolder:
         with self._explained("cannot read"):
             if not (self.folder / "config.json").exists():
                 return None
-            self._check(config, fingerprint)
+            changed = "; ".join(differences(read_config(self.folder), config))
+            if changed:
+                other = f"belongs to a run with another config ({changed})"
+                raise BadInput(f"{self.folder} {other}: choose another folder, or the same values")
+            check_fingerprint(self.folder, fingerprint)
             return read_result(self.folder)
 
     def claim(self, config: Config, fingerprint: str) -> dict[str, Any] | None:
@@ -202,25 +199,12 @@ class RunFolder:
                 return self.finished(config, fingerprint)
             others = sorted(path.name for path in self.folder.iterdir() if path.name not in BEFORE_A_RUN)
             if others:
-                raise BadInput(
-                    f"{self.folder} is no run and has other files, such as {others[0]}: choose another folder"
-                )
+                other = f"is no run and has other files, such as {others[0]}"
+                raise BadInput(f"{self.folder} {other}: choose another folder")
             identity = {"fingerprint": fingerprint, "digest": config.digest(fingerprint)}
             write_json(self.folder / "identity.json", identity)
             write_json(self.folder / "config.json", config.to_json())
         return None
-
-    def release(self) -> None:
-        self.lock.release()
-
-    def _check(self, config: Config, fingerprint: str) -> None:
-        changed = differences(read_config(self.folder), config)
-        if changed:
-            raise BadInput(
-                f"{self.folder} belongs to a run with another config ({'; '.join(changed)}): choose another folder, or "
-                "the same values"
-            )
-        check_fingerprint(self.folder, fingerprint)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -244,13 +228,12 @@ class RunFolder:
             notify(f"{error}: it is kept as {self.put_aside(path).name}, and a new one begins")
         write_json(path, [*before, environment])
         last = before[-1] if before else environment
-        return [
-            f"{key} {last.get(key)}, now {environment[key]}" for key in COMPARED if last.get(key) != environment[key]
-        ]
+        changed = (key for key in COMPARED if last.get(key) != environment[key])
+        return [f"{key} {last.get(key)}, now {environment[key]}" for key in changed]
 
     def last_threads(self) -> int | None:
         """Of the last start."""
-        threads = next((entry.get("threads") for entry in reversed(read_environment(self.folder))), None)
+        threads = (read_environment(self.folder) or [{}])[-1].get("threads")
         return threads if isinstance(threads, int) and threads >= 1 else None
 
     def checkpoint(self, step: int) -> Path:
@@ -258,11 +241,8 @@ class RunFolder:
 
     def checkpoint_folders(self) -> list[Path]:
         """The newest first. Folders of other people in the same place are none."""
-        return sorted(
-            (path for path in _entries(self.checkpoints) if path.name.isdecimal() and _may_be_checkpoint(path)),
-            key=lambda path: int(path.name),
-            reverse=True,
-        )
+        found = [path for path in _entries(self.checkpoints) if path.name.isdecimal() and _may_be_checkpoint(path)]
+        return sorted(found, key=lambda path: int(path.name), reverse=True)
 
     def put_aside(self, path: Path) -> Path:
         """Rename what is damaged: someone may want to look at it."""
@@ -333,9 +313,8 @@ def disk_full_as_run_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise RunError(
-                f"there is no room left for {folder}: make some, and the same command resumes from the last checkpoint"
-            ) from error
+            resumes = "the same command resumes from the last checkpoint"
+            raise RunError(f"there is no room left for {folder}: make some, and {resumes}") from error
         if error.filename is None or not Path(str(error.filename)).is_relative_to(folder):
             raise
         raise RunError(f"cannot use {error.filename}: {error.strerror or error}") from error

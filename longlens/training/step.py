@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.batches import Batch, Batches
-from longlens.data.datasets import Subset
-from longlens.data.stream import Stream
+from longlens.data.datasets import Batch, Batches, Stream, Subset
 from longlens.errors import BadInput, Interrupted
-from longlens.models.heads import loss_sum, metric_sums, metric_value
+from longlens.models.model import loss_sum, metric_sums, metric_value
 from longlens.tasks.base import Spec, SplitName, Task
 from longlens.training.config import TrainingConfig
-from longlens.training.distributed import Processes, without_sync
+from longlens.training.logs import StopSignals
+from longlens.training.machine import Processes, without_sync
 
 LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
 LOOK_EVERY = 32  # batches between two looks at the signals of all processes
@@ -177,7 +176,8 @@ class Schedule:
 
     def update(self, metric: float) -> None:
         """Update after an evaluation."""
-        if self._improves(metric):
+        sign = 1 if self.higher_is_better else -1
+        if self.best is None or sign * metric > sign * self.best * (1 + sign * THRESHOLD):
             self.best = metric
             self.waited = 0
         else:
@@ -186,13 +186,6 @@ class Schedule:
             self.level *= self.config.factor
             self.waited = 0
 
-    def _improves(self, metric: float) -> bool:
-        if self.best is None:
-            return True
-        if self.higher_is_better:
-            return metric > self.best * (1 + THRESHOLD)
-        return metric < self.best * (1 - THRESHOLD)
-
     def state(self) -> dict[str, Any]:
         return {"level": self.level, "best": self.best, "waited": self.waited}
 
@@ -200,9 +193,7 @@ class Schedule:
         values = [value for key, value in state.items() if key != "best" or value is not None]
         if state.keys() != self.state().keys() or not all(isinstance(value, int | float) for value in values):
             raise BadInput(f"the state of a schedule must have the numbers {', '.join(self.state())}")
-        self.level = state["level"]
-        self.best = state["best"]
-        self.waited = state["waited"]
+        vars(self).update(state)
 
 
 @torch.no_grad()
@@ -214,7 +205,7 @@ def evaluate(
     processes: Processes,
     *,
     samples: int | None = None,
-    asked_to_stop: Callable[[], bool] = lambda: False,
+    stop: StopSignals | None = None,
 ) -> tuple[float, float]:
     """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
     are as large as the micro-batches of training; nobody waits for a GPU before the end."""
@@ -235,7 +226,7 @@ def evaluate(
         metrics = losses = torch.zeros((), device=processes.device)
         count = 0
         for index, batch in enumerate(prefetch(batches, processes.device)):
-            if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(asked_to_stop()):
+            if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(stop is not None and stop.asked):
                 raise Interrupted("stopped during an evaluation, and saved")
             outputs, targets = forward(model, batch, options.precision, processes)
             sums = metric_sums(spec.metric, outputs.float(), targets)

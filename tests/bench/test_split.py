@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from longlens.bench.split import SplitSheet
+from longlens.bench.measure import SplitSheet
 from longlens.reports.sheet import Column
 
 

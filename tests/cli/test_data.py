@@ -1,5 +1,6 @@
 """``longlens data`` as a user meets it."""
 
+import numpy as np
 import pytest
 
 SMALL = "--sizes 20 4 4 --min-length 5 --max-length 30".split()
@@ -102,6 +103,35 @@ def test_a_damaged_set_does_not_hide_the_others(longlens, home):
     assert "damaged" in said.out
     assert "20 / 4 / 4" in said.out
     assert "unfinished" in said.out
+
+
+@pytest.mark.parametrize("damage", ["labels", "empty", "header", "meta"])
+def test_a_damaged_set_is_not_used(longlens, home, damage):
+    """Shown, or prepared without --force: one line, and what to do."""
+    longlens("data", "prepare", "listops", *SMALL)
+    (folder,) = (path for path in (home / "sets").iterdir() if path.is_dir())
+    if damage == "labels":  # of the same shape
+        labels = np.load(folder / "train.labels.npy")
+        np.save(folder / "train.labels.npy", (labels + 1) % 10)
+    elif damage == "meta":
+        (folder / "meta.json").write_text("[" * 100_000)
+    else:
+        (folder / "train.values.npy").write_bytes(b"" if damage == "empty" else b"\x93NUMPY" + b"(" * 200)
+    for command in ("show", "prepare"):
+        said = longlens("data", command, "listops", *SMALL)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert "is damaged" in said.err
+        assert "--force" in said.err
+    assert longlens("data", "list").code == 0
+    assert longlens("data", "verify").code == 1
+    assert longlens("data", "prepare", "listops", *SMALL, "--force").code == 0
+    assert longlens("data", "show", "listops", *SMALL).code == 0
+
+
+def test_a_source_that_is_not_there_where_the_set_is(longlens):
+    longlens("data", "prepare", "listops", *SMALL)
+    said = longlens("data", "prepare", "listops", *SMALL, "--from", "/nonexistent")
+    assert (said.code, "leave out --from" in said.err) == (2, True)
 
 
 def test_data_that_cannot_be_downloaded(longlens, monkeypatch):

@@ -105,9 +105,22 @@ def test_a_screen_fits_the_terminal(longlens, screen, columns):
     said = longlens(*screen, columns=columns)
     assert (said.code, said.err) == (0, "")
     assert max(map(len, said.out.splitlines())) <= columns
-    assert "…" not in said.out.replace(" …", ""), "nothing is cut; 'COMMAND …' is meant"
+    assert "…" not in re.sub(r"[A-Z ]…", "", said.out), "nothing is cut; 'COMMAND …' and 'LAYERS…' are meant"
     assert "None" not in said.words.replace("e.g.", ""), "none is how it is written"
     assert "(default: )" not in said.words
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("check", "longlens check [LAYERS…] [flags]"),
+        ("list mixers", "longlens list mixers [NAME] [flags]"),
+        ("recipe show", "longlens recipe show TASK [SCALE] [flags]"),
+        ("list runs", "longlens list runs [flags]"),
+    ],
+)
+def test_what_comes_without_a_flag_is_in_the_usage(longlens, command, usage):
+    assert longlens(*command.split(), "--help").out.splitlines()[0].endswith(f": {usage}")
 
 
 def test_the_first_screen_says_what_each_command_does(longlens):

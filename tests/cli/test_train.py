@@ -25,13 +25,19 @@ def fits(said, columns):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_train_prints_a_table_and_the_folder(longlens, here, tiny, columns):
+def test_train_says_the_result_and_the_folder(longlens, here, tiny, columns):
     said = longlens("train", "atomic-cumsum", *tiny, columns=columns)
     assert said.code == 0, said.err
     fits(said, columns)
     (folder,) = folders(here, "*", "*", "*")
     assert said.out.splitlines()[-1] == f"run folder: {folder.relative_to(here)}"
-    assert "│ las " in said.out
+    result = json.loads((folder / "result.json").read_text())
+    assert said.words.startswith("las on atomic-cumsum (max_length=16, sizes=(32, 8, 8)) ")
+    assert f"r2: test {result['test']:.3f}, valid {result['valid']:.3f} (model with the best validation)" in said.words
+    assert f"test {result['test_last']:.3f} (last model)" in said.words
+    assert f"{result['parameters']:,} parameters, 2 steps in {result['seconds']:,.0f} s" in said.words
+    memory = f"{result['peak_memory_bytes'] / 2**20:,.0f} MiB"
+    assert f"{result['tokens_per_second']:,.0f} tokens/s, {memory}" in said.words
     again = longlens("train", "atomic-cumsum", *tiny, columns=columns)
     assert again.out.splitlines()[-1] == f"run folder: {folder.relative_to(here)} (finished before, not run again)"
     assert again.out.splitlines()[:-1] == said.out.splitlines()[:-1]

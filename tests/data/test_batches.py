@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longlens.data.batches import Batches
-from longlens.data.datasets import Images, Sequences, Subset, Windows, offsets_of
+from longlens.data.datasets import Batches, Images, Sequences, Subset, Windows, offsets_of
 from longlens.tasks.base import create_task
 
 

@@ -232,7 +232,7 @@ from typing import ClassVar
 import numpy as np
 from longlens.data.generate import Shard
 from longlens.tasks.base import Spec, register
-from longlens.tasks.generated import GeneratedTask
+from longlens.tasks.base import GeneratedTask
 
 @register("own-digits")
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from longlens.data import snakes
+from longlens.data.datasets import Stream
 from longlens.data.snakes import PATH_X, PATHFINDER_32, Layout, Style, draw, layout, paint
-from longlens.data.stream import Stream
 
 SMALL = Style(size=16, contour=6, distractors=2, distractor_length=2, distractor_tries=9, gap=(1.0,), seed_distance=4.0)
 STYLES = pytest.mark.parametrize("style", [PATHFINDER_32, PATH_X, SMALL], ids=["32", "128", "16"])
@@ -261,8 +261,8 @@ def test_the_regression_finds_a_bias_where_there_is_one(many, monkeypatch):
     [
         (Style(size=12, contour=40), 2, "snakes of 40 paddles hardly fit into 12 × 12 pixels"),
         (Style(size=8), 2, "choose a larger size or a smaller contour"),
-        (Style(), 3, "count is 3; choose an even number"),
-        (Style(), 0, "count is 0; choose an even number"),
+        (Style(), 3, "count must be an even number of at least 2, got 3"),
+        (Style(), 0, "count must be an even number of at least 2, got 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(style, count, sentence):
@@ -276,7 +276,7 @@ def test_what_cannot_be_drawn_is_refused(style, count, sentence):
         ({"contour": 1}, "needs positive lengths and counts"),
         ({"max_bend": 200.0}, "max_bend up to 180"),
         ({"gap": ()}, "needs positive lengths and counts"),
-        ({"clearance": 1.0}, "clearance 1 lets paddles of length 2 cross; choose more than half of paddle_length."),
+        ({"clearance": 1.0}, "clearance must be above paddle_length / 2, where paddles cross, got 1"),
     ],
 )
 def test_a_style_that_makes_no_sense_is_refused(change, sentence):

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 
 from longlens.data import store
-from longlens.data.npy import NpyWriter
-from longlens.data.store import CacheError, Prepared, Writer, prepare
+from longlens.data.store import CacheError, NpyWriter, Prepared, Writer, prepare
 from longlens.errors import BadInput
 
 IDENTITY = {"task": "numbers", "count": 3}
 
 
 def build(writer: Writer):
-    writer.append("train", "values", np.arange(6, dtype=np.uint8).reshape(3, 2))
-    writer.append("train", "values", np.arange(4, dtype=np.uint8).reshape(2, 2))
-    writer.append("train", "labels", np.array([1.5, 2.5]))
+    writer.append("train", values=np.arange(6, dtype=np.uint8).reshape(3, 2))
+    writer.append("train", values=np.arange(4, dtype=np.uint8).reshape(2, 2))
+    writer.append("train", labels=np.array([1.5, 2.5]))
     return {"sizes": {"train": 5}}
 
 
@@ -398,7 +397,7 @@ def small_disk(tmp_path, monkeypatch):
 
 def large(writer: Writer):
     for _ in range(100):
-        writer.append("train", "values", np.zeros(4096, dtype=np.uint8))
+        writer.append("train", values=np.zeros(4096, dtype=np.uint8))
     return {"sizes": {"train": 1}}
 
 
@@ -448,8 +447,8 @@ def test_a_home_of_nobody(monkeypatch):
 
 def test_pieces_must_fit():
     def mixed(writer):
-        writer.append("train", "values", np.zeros(3, dtype=np.uint8))
-        writer.append("train", "values", np.zeros(3))
+        writer.append("train", values=np.zeros(3, dtype=np.uint8))
+        writer.append("train", values=np.zeros(3))
         return {"sizes": {}}
 
     with pytest.raises(ValueError, match="a piece of float64"):

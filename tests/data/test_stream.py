@@ -4,7 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from longlens.data.stream import Stream, _log, normal_of_bits
+from longlens.data.datasets import Stream
+from longlens.tasks.atomic import _log, normal_of_bits
 
 
 def test_the_bytes_are_fixed():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from longlens.errors import BadInput
-from longlens.mixers.dlr import DLR, dlr_kernel, dlr_reference
+from longlens.mixers.dlr import DLR, dlr_reference
+from longlens.ops.exponentials import sum_of_exponentials_reference
 
 
 def layer(**options):
@@ -45,8 +46,10 @@ def test_with_the_roots_of_unity_a_kernel_can_be_any():
     weights = torch.fft.fft(wanted).conj() / 6
     model = layer()
     torch.testing.assert_close(model.angles, 2 * math.pi / 6 * torch.arange(6, dtype=torch.float64))
-    kernel = dlr_kernel(weights.conj().resolve_conj(), torch.zeros(6, dtype=torch.float64), model.angles, 6)
-    torch.testing.assert_close(kernel, wanted)
+    with torch.no_grad():
+        model.weights.copy_(torch.view_as_real(weights.conj().resolve_conj()))
+        model.damping.zero_()
+    torch.testing.assert_close(model.kernel(6), wanted)
 
 
 def test_a_case_by_hand():
@@ -56,16 +59,20 @@ def test_a_case_by_hand():
         torch.tensor([0.7]).double(),
     )
     expected = [((1 + 2j) * cmath.exp(-0.25 + 0.7j) ** l).real for l in range(4)]  # noqa: E741
-    torch.testing.assert_close(dlr_kernel(*system, 4), torch.tensor([expected], dtype=torch.float64))
+    model = DLR(1, state_size=1, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter, value in zip((model.weights, model.damping, model.angles), system, strict=True):
+            parameter.copy_(torch.view_as_real(value) if value.is_complex() else value)
+    torch.testing.assert_close(model.kernel(4), torch.tensor([expected], dtype=torch.float64))
     impulse = torch.tensor([1, 0, 0, 0], dtype=torch.float64)[None, :, None]
     torch.testing.assert_close(dlr_reference(*system, impulse).flatten().tolist(), expected)
 
 
 def test_both_sides_have_weights_of_their_own():
     model = layer(bidirectional=True)
-    weights = torch.view_as_complex(model.weights)
+    weights, rates = model.modes()
     for half, kernel in zip(weights.chunk(2), model.kernel(23).chunk(2), strict=True):
-        torch.testing.assert_close(kernel, dlr_kernel(half, model.damping, model.angles, 23))
+        torch.testing.assert_close(kernel, sum_of_exponentials_reference(half, rates, 23))
 
 
 def test_it_begins_stable_with_small_weights():

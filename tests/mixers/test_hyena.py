@@ -91,7 +91,7 @@ def test_wrong_options_are_refused():
         ({"order": 1}, "order must be a whole number of at least 2, got 1"),
         ({"filter_width": 0}, "filter_width must be a whole number of at least 1, got 0"),
         ({"bands": 0}, "bands must be a whole number of at least 1, got 0"),
-        ({"fast_decay": 2.0}, r"fast_decay must be at most slow_decay, got 2\.0 and 1\.5"),
+        ({"fast_decay": 2.0}, r"fast_decay must be at most slow_decay, got fast_decay=2\.0 and slow_decay=1\.5"),
         ({"fast_decay": 0.0}, "fast_decay must be a number above 0, got 0.0"),
         ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
     ):

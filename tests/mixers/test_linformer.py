@@ -104,7 +104,7 @@ def test_meta_device_then_reset_parameters():
 
 
 def test_a_sequence_too_long_is_refused():
-    with pytest.raises(ValueError, match="x must have at most 40 tokens, got 41: build the layer with max_length=41"):
+    with pytest.raises(ValueError, match="x must have at most 40 tokens, got 41: choose max_length=41"):
         build("key-value")(torch.randn(1, 41, 16, dtype=torch.float64))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from longlens.errors import BadInput
 from longlens.mixers import mega
-from longlens.mixers.mega import MegaAttention, ema_kernel, ema_reference, mega_reference, toeplitz
+from longlens.mixers.mega import MegaAttention, MovingAverage, ema_reference, mega_reference, toeplitz
 from longlens.mixers.registry import choose_mixer, create_mixer, find_mixer
 
 LENGTH, WIDTH = 23, 6
@@ -162,10 +162,12 @@ def test_softmax_is_never_over_nothing(monkeypatch, bidirectional):
 def test_very_fast_and_very_slow_averages():
     """q = 0 and q = 1 as float32 would round them."""
     for delta, alpha, ratio in ((60.0, 60.0, 0.0), (-9.0, -9.0, math.exp(-1e6 * math.exp(-18)))):
-        parameters = [torch.full((1, 1), value, requires_grad=True) for value in (delta, alpha, 1.0, 1.0)]
-        kernel = ema_kernel(*parameters, length=1_000_001)
+        average = MovingAverage(1, 1, bidirectional=False)
+        for parameter, value in zip(average.parts, (delta, alpha, 1.0, 1.0), strict=True):
+            torch.nn.init.constant_(parameter, value)
+        kernel = average.kernel(1_000_001)
         assert (kernel[0, -1] / kernel[0, 0]).item() == pytest.approx(ratio, abs=1e-4)
-        for grad in torch.autograd.grad(kernel[:, :100].sum(), parameters):
+        for grad in torch.autograd.grad(kernel[:, :100].sum(), average.parts):
             assert grad.isfinite().all()
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from longlens.errors import BadInput
+from longlens.mixers.common import log_uniform_
 from longlens.mixers.diagonal import s4d_frequencies, s4d_modes
 from longlens.mixers.s4d import S4D, s4d_kernel_reference
 from longlens.ops.hippo import hippo_legs
@@ -134,3 +135,10 @@ def test_it_begins_stable(init, discretization):
 def test_errors(options, message):
     with pytest.raises(BadInput, match=message):
         S4D(4, **options)
+
+
+def test_step_sizes_are_between_the_two():
+    steps = log_uniform_(torch.empty(10_000), 0.001, 0.1).exp()
+    assert 0.001 <= steps.min() < 0.0011
+    assert 0.09 < steps.max() <= 0.1001
+    assert 0.009 < steps.median() < 0.011, "uniform on a logarithmic scale"

@@ -53,7 +53,7 @@ def test_the_layer_is_a_product_with_toeplitz_matrices(bidirectional, output):
 def test_kernels_have_norm_1_at_first_and_the_norm_stays():
     layer = SGConv(WIDTH, kernel_dim=4, max_length=LENGTH, dtype=torch.float64)
     assert layer.weight.shape == (6, 2 * WIDTH, 4)  # 4·2⁵ = 128 is the first to reach 101
-    assert layer.reach == 128
+
     torch.testing.assert_close(layer.kernel(128).norm(dim=-1), torch.ones(2 * WIDTH, dtype=torch.float64))
     with torch.no_grad():
         layer.weight.mul_(3)
@@ -89,7 +89,7 @@ def test_max_length_gives_the_number_of_sub_kernels():
 def test_wrong_options_are_refused():
     for options, message in (
         ({"kernel_dim": 0}, "kernel_dim must be a whole number of at least 1, got 0"),
-        ({"decay_min": 3.0}, r"decay_min must be at most decay_max, got 3\.0 and 2\.0"),
+        ({"decay_min": 3.0}, r"decay_min must be at most decay_max, got decay_min=3\.0 and decay_max=2\.0"),
         ({"decay_min": 0.0}, "decay_min must be a number above 0, got 0.0"),
         ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
         ({"output": "relu"}, "output must be glu or linear, got relu"),

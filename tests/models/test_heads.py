@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from longlens.data.datasets import IGNORE
-from longlens.models.heads import Classify, Language, Match, Regress, loss_sum, pool
+from longlens.models.model import TaskHead, loss_sum, pool
 from longlens.tasks.base import Spec
 
 LENGTHS = [9, 4, 1, 7]
@@ -54,7 +54,7 @@ def test_pooling_nothing_is_finite(how):
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_classify_is_a_linear_map_of_the_pooled_vector(pooling):
-    head, x = Classify(spec("classify"), 6, pooling).double(), vectors()
+    head, x = TaskHead(spec("classify"), 6, pooling).double(), vectors()
     expected = pooled(x, LENGTHS, pooling) @ head.linear.weight.T + head.linear.bias
     assert_same(head(x, MASK), expected, x, *head.parameters())
 
@@ -62,7 +62,7 @@ def test_classify_is_a_linear_map_of_the_pooled_vector(pooling):
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_match_compares_the_two_of_a_pair(pooling):
     """Samples 2i and 2i + 1 are a pair; the features are both, their difference and their product."""
-    head, x = Match(spec("match"), 6, pooling).double(), vectors()
+    head, x = TaskHead(spec("match"), 6, pooling).double(), vectors()
     up, _, down = head.mlp
     rows = []
     for first, second in ((0, 1), (2, 3)):
@@ -74,7 +74,7 @@ def test_match_compares_the_two_of_a_pair(pooling):
 
 
 def test_regress_reads_the_last_tokens_before_the_padding():
-    head, x = Regress(spec("regress", 1, positions=3), 6, "mean").double(), vectors()
+    head, x = TaskHead(spec("regress", 1, positions=3), 6, "mean").double(), vectors()
     lengths = [9, 4, 3, 7]
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(-1)
 
@@ -88,17 +88,17 @@ def test_regress_reads_the_last_tokens_before_the_padding():
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_regress_without_positions_gives_one_number(pooling):
-    head, x = Regress(spec("regress", 1), 6, pooling).double(), vectors()
+    head, x = TaskHead(spec("regress", 1), 6, pooling).double(), vectors()
     expected = pooled(x, LENGTHS, pooling) @ head.linear.weight[0] + head.linear.bias
     assert head(x, MASK).shape == (4,)
     assert_same(head(x, MASK), expected, x, *head.parameters())
 
 
 def test_language_has_logits_for_every_token():
-    head, x = Language(spec("language", 11), 6, None).double(), vectors()
+    head, x = TaskHead(spec("language", 11), 6, "mean").double(), vectors()
     assert_same(head(x, MASK), torch.einsum("bld,vd->blv", x, head.linear.weight), x, *head.parameters())
     table = nn.Embedding(11, 6).double()
-    tied = Language(spec("language", 11), 6, table)
+    tied = TaskHead(spec("language", 11), 6, "mean", table.weight)
     assert tied.linear.weight is table.weight
     assert_same(tied(x, MASK), torch.einsum("bld,vd->blv", x, table.weight) / 6**0.5, x, table.weight)
 

@@ -5,11 +5,9 @@ import copy
 import pytest
 import torch
 
-from longlens.data.batches import Batch
-from longlens.data.datasets import IGNORE
+from longlens.data.datasets import IGNORE, Batch
 from longlens.mixers.registry import list_mixers
-from longlens.models.heads import loss_sum
-from longlens.models.model import create_model
+from longlens.models.model import create_model, loss_sum
 from longlens.tasks.base import Spec
 
 LENGTHS = torch.tensor([25, 9, 1, 17])

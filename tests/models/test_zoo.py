@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
-from longlens.models.heads import loss_sum
-from longlens.models.model import create_model, is_causal
+from longlens.models.model import create_model, is_causal, loss_sum
 from longlens.tasks.base import Spec
 from longlens.training.config import TrainingConfig
 from longlens.training.step import make_optimizer

@@ -21,7 +21,7 @@ BAD = [
     ((X, X, SHORT), {}, ValueError, "key and value must agree in batch, heads and length"),
     ((X, ONE, ONE), {}, ValueError, "query and key must have the same batch size, got 2 and 1"),
     ((X, FEW, FEW), {}, ValueError, "same number of heads, got 4 and 3; for grouped keys pass enable_gqa=True"),
-    ((X, FEW, FEW), {"enable_gqa": True}, ValueError, "a multiple of the 3 heads of key with enable_gqa, got 4"),
+    ((X, FEW, FEW), {"enable_gqa": True}, ValueError, "enable_gqa needs query heads in multiples of key's 3, got 4"),
     ((X, SHORT, SHORT), {}, ValueError, "query has 6 positions and key only 5"),
     ((X, SHORT, SHORT), {"is_causal": False, "decay": [0.0] * 4}, ValueError, "query has 6 positions"),
     ((X, X, X), {"decay": [0.0] * 3}, ValueError, "one rate for each of the 4 query heads, got 3"),

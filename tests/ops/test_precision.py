@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longlens.ops.precision import at_least_float32, no_autocast, working_dtype
+from longlens.ops.checks import at_least_float32, no_autocast, working_dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

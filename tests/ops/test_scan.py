@@ -17,8 +17,7 @@ def arguments(length, *, constant, dtype=torch.complex128, batch=2, width=3):
     if dtype.is_complex:
         decay = decay * torch.exp(1j * torch.randn(decay.shape)).to(dtype)
         inputs = inputs + 1j * torch.randn(inputs.shape)
-    initial = torch.randn(batch, width, dtype=dtype)
-    return [x.requires_grad_() for x in (decay, inputs, initial)]
+    return [x.requires_grad_() for x in (decay, inputs)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -26,16 +25,13 @@ def arguments(length, *, constant, dtype=torch.complex128, batch=2, width=3):
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_equals_the_recurrence_with_its_gradients(length, constant, reverse, dtype):
-    decay, inputs, initial = arguments(length, constant=constant, dtype=dtype)
-    for start in (None, initial):
-        expected = linear_scan_reference(decay, inputs, initial=start, reverse=reverse)
-        actual = linear_scan(decay, inputs, initial=start, reverse=reverse)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-        given = [x for x in (decay, inputs, start) if x is not None]
-        weight = torch.randn_like(expected)
-        gradients = [torch.autograd.grad((y * weight.conj()).real.sum(), given) for y in (actual, expected)]
-        for got, wanted in zip(*gradients, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+    given = arguments(length, constant=constant, dtype=dtype)
+    actual, expected = linear_scan(*given, reverse=reverse), linear_scan_reference(*given, reverse=reverse)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    weight = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((y * weight.conj()).real.sum(), given) for y in (actual, expected)]
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
 
 
 def test_by_hand():
@@ -43,7 +39,6 @@ def test_by_hand():
     inputs = torch.tensor([[[1.0], [10.0], [100.0]]])
     assert linear_scan(decay, inputs).flatten().tolist() == [1.0, 13.0, 165.0]
     assert linear_scan(decay, inputs, reverse=True).flatten().tolist() == [621.0, 310.0, 100.0]
-    assert linear_scan(decay, inputs, initial=torch.tensor([[7.0]])).flatten().tolist() == [15.0, 55.0, 375.0]
     assert linear_scan(torch.tensor([2.0]), inputs).flatten().tolist() == [1.0, 12.0, 124.0]
 
 
@@ -52,22 +47,14 @@ def test_gradients_are_those_of_finite_differences(constant, monkeypatch):
     monkeypatch.setattr(scan, "_SHORT", 4)  # so that nine steps are blocks already
     given = arguments(9, constant=constant, width=2, batch=1)
     for reverse in (False, True):
-        assert torch.autograd.gradcheck(lambda d, x, h, r=reverse: linear_scan(d, x, initial=h, reverse=r), given)
-
-
-def test_a_sequence_in_parts_is_the_whole():
-    decay, inputs, _ = arguments(100, constant=True)
-    whole = linear_scan(decay, inputs)
-    first = linear_scan(decay, inputs[:, :37])
-    second = linear_scan(decay, inputs[:, 37:], initial=first[:, -1])
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-12)
+        assert torch.autograd.gradcheck(lambda d, x, r=reverse: linear_scan(d, x, reverse=r), given)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("constant", [True, False])
 def test_nothing_leaks_from_later_steps(constant, reverse):
     """Not even by rounding."""
-    decay, inputs, _ = arguments(200, constant=constant)
+    decay, inputs = arguments(200, constant=constant)
     before = linear_scan(decay, inputs, reverse=reverse)
     for t in (1, 50, 128, 199):
         changed = inputs.detach().clone()
@@ -78,9 +65,9 @@ def test_nothing_leaks_from_later_steps(constant, reverse):
 
 
 def test_a_real_decay_of_complex_inputs_and_the_other_way_round():
-    decay, inputs, initial = arguments(40, constant=True)
+    decay, inputs = arguments(40, constant=True)
     for a, x in ((decay.abs().detach(), inputs), (decay, inputs.real)):
-        actual, expected = linear_scan(a, x, initial=initial), linear_scan_reference(a, x, initial=initial)
+        actual, expected = linear_scan(a, x), linear_scan_reference(a, x)
         assert actual.dtype == torch.complex128
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     a = decay.abs().detach().requires_grad_()
@@ -99,7 +86,7 @@ def test_decays_of_zero_and_one():
 
 
 def test_float32_is_as_good_as_stepping():
-    decay, inputs, _ = (x.detach() for x in arguments(3000, constant=True))
+    decay, inputs = (x.detach() for x in arguments(3000, constant=True))
     expected = linear_scan(decay, inputs)
     single = decay.to(torch.complex64), inputs.to(torch.complex64)
     errors = [(h - expected).abs().max() for h in (linear_scan(*single), linear_scan_reference(*single))]
@@ -123,20 +110,19 @@ def test_arguments_are_not_changed():
         for constant in (True, False):
             given = arguments(length, constant=constant)
             copies = [x.detach().clone() for x in given]
-            linear_scan(given[0], given[1], initial=given[2]).abs().sum().backward()
+            linear_scan(*given).abs().sum().backward()
             for x, copy in zip(given, copies, strict=True):
                 assert torch.equal(x, copy)
 
 
 @pytest.mark.parametrize(
-    ("decay", "inputs", "initial", "message"),
+    ("decay", "inputs", "message"),
     [
-        ((3,), (5, 3), None, r"inputs must have the shape \(batch, length, width\), got \(5, 3\)"),
-        ((4,), (2, 5, 3), None, r"decay must have the shape \(3,\) or that of inputs, \(2, 5, 3\), got \(4,\)"),
-        ((5, 3), (2, 5, 3), None, r"decay must have the shape \(3,\) or that of inputs, \(2, 5, 3\), got \(5, 3\)"),
-        ((3,), (2, 5, 3), (3,), r"initial must have the shape \(2, 3\), got \(3,\)"),
+        ((3,), (5, 3), r"inputs must have the shape \(batch, length, width\), got \(5, 3\)"),
+        ((4,), (2, 5, 3), r"decay must have the shape \(3,\) or that of inputs, \(2, 5, 3\), got \(4,\)"),
+        ((5, 3), (2, 5, 3), r"decay must have the shape \(3,\) or that of inputs, \(2, 5, 3\), got \(5, 3\)"),
     ],
 )
-def test_wrong_shapes_are_named(decay, inputs, initial, message):
+def test_wrong_shapes_are_named(decay, inputs, message):
     with pytest.raises(ValueError, match=message):
-        linear_scan(torch.ones(decay), torch.ones(inputs), initial=None if initial is None else torch.ones(initial))
+        linear_scan(torch.ones(decay), torch.ones(inputs))

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.models.heads import loss_sum
-from longlens.models.model import count_parameters, create_model
+from longlens.models.model import count_parameters, create_model, loss_sum
 from longlens.tasks.base import Spec
 
 transformers = pytest.importorskip("transformers", reason="the oracle 'transformers' is not installed")

@@ -1,7 +1,10 @@
 """Traits are those of the paper's Table 10, and what can be measured is measured."""
 
+import ast
 import io
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from longlens.mixers.registry import find_mixer, list_mixers, seen_sides
+from longlens.mixers.registry import create_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
 from longlens.reports import traits
 from longlens.reports.traits import Measured, measure_traits, response, traits_tables
 
@@ -39,9 +42,19 @@ def test_the_layers_of_the_paper_have_its_traits(name):
 
 @pytest.mark.parametrize("name", list_mixers())
 def test_only_layers_that_can_be_causal_have_a_state(name):
-    causal, both = seen_sides(name)
-    assert causal or both
-    assert find_mixer(name).traits.state is None or causal
+    assert find_mixer(name).traits.state is None or seen_sides(name) in ("causal", "either")
+
+
+def test_the_sides_that_are_read_are_those_of_the_layers():
+    """What the source says, without torch, is what a layer says when it is built."""
+    code = "import sys; from longlens.mixers.registry import *; print({n: seen_sides(n) for n in list_mixers()})"
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = ast.literal_eval(done.stdout)
+    assert set(found.values()) == {"causal", "both", "either"}
+    for name, sides in found.items():
+        if sides != "either":
+            assert layer_is_causal(create_mixer(name, 64, device="meta")) == (sides == "causal"), name
 
 
 class Kernel(nn.Module):

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.datasets import Metric, SplitName, Windows
-from longlens.data.stream import Stream
+from longlens.data.datasets import Metric, SplitName, Stream, Windows
 from longlens.mixers.registry import register as register_mixer
 from longlens.options import Count, Size
 from longlens.tasks.base import Head, Spec, Task

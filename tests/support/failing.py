@@ -11,7 +11,7 @@ import numpy as np
 from longlens.data.generate import Shard
 from longlens.data.store import CacheError
 from longlens.errors import BadInput
-from longlens.tasks.generated import GeneratedTask
+from longlens.tasks.base import GeneratedTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -482,7 +482,7 @@ def test_a_mistake_in_a_csv_file_is_told_with_its_line(make, content, sentence):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", r'line 2 must be \{"input": …, "label": …\}, got what is not JSON: '),
+        ("{", r'line 2 must be \{"input": …, "label": …\}, got what cannot be read: '),
         ("[1, 2]", r'line 2 must be \{"input": …, "label": …\}, got \[1, 2\]'),
         ('{"input": "a"}', r"line 2 must be .* got \{.input.: .a.\}"),
         ('{"input": [1], "label": null}', "line 2: the label must be a finite number or a text, .* got None"),

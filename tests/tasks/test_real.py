@@ -17,7 +17,7 @@ import pytest
 
 from longlens.errors import BadInput
 from longlens.tasks.base import create_task
-from longlens.tasks.mnist import bit_reversal
+from longlens.tasks.images import bit_reversal
 
 SOURCES = {
     "smnist": ("mnist", {}),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from longlens.tasks.base import create_task, find_task, list_tasks, register
-from longlens.tasks.mnist import PermutedMnist
+from longlens.tasks.images import PermutedMnist
 
 
 def test_unknown_tasks_and_options():
@@ -51,7 +51,7 @@ for name in ("listops", "smnist"):
     else:
         raise AssertionError("taken twice")
 register("mine")(type("Mine", (Task,), about))
-from longlens.tasks.mnist import SequentialMnist
+from longlens.tasks.images import SequentialMnist
 assert SequentialMnist.name == "smnist"
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from longlens.data.datasets import Windows
-from longlens.data.stream import Stream
+from longlens.data.datasets import Stream, Windows
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import create_model
 from longlens.tasks.base import Spec, create_task
 from longlens.training import loop, open_run, step
 from longlens.training.config import TrainingConfig
-from longlens.training.distributed import Processes
 from longlens.training.evaluate import change_by_later_tokens, evaluate_run, load_model, predict
 from longlens.training.logs import StopSignals
+from longlens.training.machine import Processes
 from longlens.training.step import evaluate
 
 ALONE = Processes(0, 1, torch.device("cpu"))

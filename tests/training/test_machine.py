@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import longlens
-from longlens.training import machine as own_machine
-from longlens.training.machine import busy_cores, choose_threads
+from longlens.training import runtime
+from longlens.training.machine import environment
 from longlens.training.run import read_environment
+from longlens.training.runtime import busy_cores, choose_threads
 
 
 def test_the_commit_of_a_checkout_is_part_of_the_environment(monkeypatch):
-    found = own_machine.environment(torch.device("cpu"))
+    found = environment(torch.device("cpu"))
     root = Path(longlens.__file__).parents[1]
     if (root / ".git").exists():
         command = ["git", "rev-parse", "--short=12", "HEAD"]
@@ -28,10 +29,10 @@ def test_the_commit_of_a_checkout_is_part_of_the_environment(monkeypatch):
 def machine(monkeypatch):
     """Eight cores, of which some are busy; the tests themselves may have been started with OMP_NUM_THREADS."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(own_machine, "usable_cores", lambda: 8)
+    monkeypatch.setattr(runtime, "usable_cores", lambda: 8)
 
     def set_busy(count):
-        monkeypatch.setattr(own_machine, "busy_cores", lambda: count)
+        monkeypatch.setattr(runtime, "busy_cores", lambda: count)
 
     set_busy(0.0)
     return set_busy
@@ -79,10 +80,10 @@ def test_processes_share_the_cores(machine):
 def test_what_has_just_ended_is_not_busy(monkeypatch, tmp_path, load, running, busy):
     """It is still in the load of the last minute, but does not run."""
     (tmp_path / "loadavg").write_text(f"{load} 1 1 {running} 1234\n")
-    monkeypatch.setattr(own_machine, "_RUNNING", tmp_path / "loadavg")
+    monkeypatch.setattr(runtime, "_RUNNING", tmp_path / "loadavg")
     monkeypatch.setattr("os.getloadavg", lambda: (load, 1.0, 1.0))
     assert busy_cores() == pytest.approx(busy)
-    monkeypatch.setattr(own_machine, "_RUNNING", tmp_path / "nothing")
+    monkeypatch.setattr(runtime, "_RUNNING", tmp_path / "nothing")
     assert busy_cores() == load
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
+from longlens.api import run_configs
 from longlens.errors import BadInput
 from longlens.training import many
 from longlens.training.many import ProcessPool, RunRequest, run_many
@@ -57,8 +58,8 @@ def test_the_data_of_a_comparison_is_looked_at_once(requests, launched, monkeypa
 @pytest.mark.parametrize(("jobs", "threads"), [(1, 6), (2, 3), (4, 1), (9, 1)])
 def test_jobs_share_the_free_cores(requests, launched, monkeypatch, jobs, threads, capfd):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("longlens.training.machine.usable_cores", lambda: 8)
-    monkeypatch.setattr("longlens.training.machine.busy_cores", lambda: 2.0)
+    monkeypatch.setattr("longlens.training.runtime.usable_cores", lambda: 8)
+    monkeypatch.setattr("longlens.training.runtime.busy_cores", lambda: 2.0)
     run_many(*requests(3), jobs=jobs)
     assert {request["runtime"]["threads"] for request, _ in launched} == {threads}
     assert f"longlens: {threads} of 8 cores" in capfd.readouterr().err
@@ -69,8 +70,8 @@ def test_jobs_share_the_free_cores(requests, launched, monkeypatch, jobs, thread
 
 def test_a_run_that_resumes_has_the_threads_of_its_last_start(requests, launched, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("longlens.training.machine.usable_cores", lambda: 8)
-    monkeypatch.setattr("longlens.training.machine.busy_cores", lambda: 0.0)
+    monkeypatch.setattr("longlens.training.runtime.usable_cores", lambda: 8)
+    monkeypatch.setattr("longlens.training.runtime.busy_cores", lambda: 0.0)
     configs, runtime = requests(2)
     for outcome in run_many(configs, runtime)[:1]:
         outcome.folder.mkdir(parents=True)
@@ -129,7 +130,7 @@ def test_what_cannot_be_is_a_sentence(requests):
     with pytest.raises(BadInput, match="jobs must be at least 1, got 0"):
         run_many(configs, runtime, jobs=0)
     with pytest.raises(BadInput, match="folder is for a single run: leave it out"):
-        run_many(configs, Runtime(folder=Path("here")))
+        run_configs(configs, Runtime(folder=Path("here")))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from longlens.errors import BadInput, RunError
+from longlens.files import write_sealed
 from longlens.registry import foreign_source
 from longlens.training import run as run_module
 from longlens.training.evaluate import evaluate_run
@@ -25,7 +26,6 @@ from longlens.training.run import (
     read_metrics,
     read_result,
     run_folder,
-    write_result,
 )
 from longlens.training.runtime import Runtime
 
@@ -130,7 +130,7 @@ def test_a_result_that_was_edited_is_refused_and_made_again(tiny, finished):
 def test_a_result_of_another_shape_is_a_sentence_though_its_checksum_is_right(finished, change):
     values = read_result(finished)
     assert values is not None
-    write_result(finished, {**values, **change})
+    write_sealed(finished / "result.json", {**values, **change})
     (name,) = change
     with pytest.raises(BadInput, match=rf"is not the result of a run \({name}: .*\): delete it"):
         read_result(finished)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from longlens.data.batches import Batch
+from longlens.data.datasets import Batch
 from longlens.errors import BadInput
 from longlens.mixers.registry import create_mixer, find_mixer, list_mixers
 from longlens.models.model import create_model
 from longlens.tasks.base import create_task
 from longlens.training.config import TrainingConfig
-from longlens.training.distributed import Processes
+from longlens.training.machine import Processes
 from longlens.training.step import forward, in_bfloat16, make_optimizer, prefetch, set_learning_rate, train_step
 
 ALONE = Processes(0, 1, torch.device("cpu"))
