@@ -13,10 +13,16 @@ from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
 from longlens.options import REQUIRED, Option, Seed, Size, nearest, options_of, shorten
 from longlens.tasks.base import SplitName, Task
-from longlens.training.config import SECTIONS, Config, Recipe, find_option, load_recipe, section_options
-from longlens.training.many import Engine, Outcome, run_many
-from longlens.training.run import fingerprint, read_config, read_metrics, read_result, run_folder
-from longlens.training.runtime import Runtime
+from longlens.training.config import (
+    SECTIONS,
+    Config,
+    Engine,
+    Recipe,
+    Runtime,
+    find_option,
+    load_recipe,
+    section_options,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from longlens.models.model import Model
     from longlens.reports.sheet import Sheet
     from longlens.training.evaluate import Evaluation
+    from longlens.training.many import Outcome
 
 
 def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe = "mini", **changes: Any) -> "Result":
@@ -45,6 +52,7 @@ def train_config(config: Config, runtime: Runtime) -> "Result":
     """Train one resolved config in this process."""
     from longlens.models.model import check_mixer_builds
     from longlens.training.loop import train_run
+    from longlens.training.run import fingerprint, run_folder
 
     check_mixer_builds(config.task, config.mixer, config.model)  # before data is downloaded for it
     data = fingerprint(config)
@@ -141,6 +149,7 @@ def run_configs(
 ) -> "Comparison":
     """Run resolved configs, each in a process of its own."""
     from longlens.models.model import check_mixer_builds
+    from longlens.training.many import run_many
 
     if runtime.folder is not None:
         raise BadInput("folder is for a single run: leave it out")
@@ -158,7 +167,10 @@ def _is_only_here(config: Config) -> bool:
     return "__main__" in (config.mixer.preset.module, type(config.task).__module__)
 
 
-def _run_here(config: Config, runtime: Runtime) -> Outcome:
+def _run_here(config: Config, runtime: Runtime) -> "Outcome":
+    from longlens.training.many import Outcome
+    from longlens.training.run import fingerprint, run_folder
+
     try:
         result = train_config(config, runtime)
     except (BadInput, RunError) as error:  # does not hide the others
@@ -250,7 +262,7 @@ class Result:
 class Comparison:
     """Several runs: a table, and what it says."""
 
-    outcomes: list[Outcome]
+    outcomes: "list[Outcome]"
     choose: bool = False  # whether one of them is to be chosen
 
     @property
@@ -280,7 +292,7 @@ class Comparison:
         return "\n".join(choice(self.outcomes) if self.choose else verdict(self.outcomes))
 
     @property
-    def failed(self) -> list[Outcome]:
+    def failed(self) -> "list[Outcome]":
         return [outcome for outcome in self.outcomes if outcome.error is not None]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -311,6 +323,8 @@ class Comparison:
 
 def load_run(folder: Path | str) -> "Run":
     """A run that is there, finished or not."""
+    from longlens.training.run import read_config
+
     return Run(Path(folder), read_config(Path(folder)))
 
 
@@ -324,11 +338,15 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """What ``result.json`` has; None before the run is finished."""
+        from longlens.training.run import read_result
+
         return read_result(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``: losses and evaluations by step."""
+        from longlens.training.run import read_metrics
+
         return read_metrics(self.folder)
 
     def model(self, checkpoint: str = "best", *, device: str = "cpu") -> "Model":

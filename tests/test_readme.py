@@ -55,6 +55,7 @@ def test_commands_are_found():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), COMMANDS_OF_PAGES, ids=[command for _, command in COMMANDS_OF_PAGES])
 def test_a_command_is_understood(page, command, tmp_path, monkeypatch, capsys):
     """By the parser that the command has: a wrong flag fails. The command itself is not run."""
@@ -152,6 +153,7 @@ def test_the_readme_has_snippets():
     assert sum(page == "README.md" for page, _ in SCRIPTS) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), SCRIPTS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(SCRIPTS)])
 def test_snippets_run(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -19,9 +19,8 @@ from longlens.options import Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 from longlens.tasks.base import Spec
-from longlens.training.config import Config, TrainingConfig, load_recipe
+from longlens.training.config import Config, Runtime, TrainingConfig, load_recipe
 from longlens.training.loop import train_run
-from longlens.training.runtime import Runtime
 from longlens.training.step import make_optimizer
 
 GPT2 = "GPT-2 of transformers"

@@ -14,9 +14,7 @@ from longlens.errors import BadInput
 from longlens.files import check_out, write_json
 from longlens.options import Option, options_of
 from longlens.tasks.base import find_task, list_tasks
-from longlens.training.config import Recipe, load_recipe, section_options
-from longlens.training.run import show_metric
-from longlens.training.runtime import Runtime
+from longlens.training.config import Recipe, Runtime, load_recipe, section_options
 
 RUN = ("runs", "folder")
 HARDWARE = ("device", "threads", "parallel", "compile", "deterministic", "tf32")
@@ -35,6 +33,8 @@ def train(name: str, about: str, arguments: list[str]) -> list[Any]:
     """Train in this process, and say what came of it (in the first process only)."""
     task, values, changes = _read(name, about, arguments, api.train)
     result = api.train(task, **values, **changes)
+    from longlens.training.run import show_metric  # not for a help screen
+
     if int(os.environ.get("RANK", "0")) > 0:
         return []
     test, valid, last = (show_metric(result.metric, value) for value in (result.test, result.valid, result.test_last))

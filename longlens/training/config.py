@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,7 @@ SCALES = ("smoke", "mini", "paper")
 SECTIONS = ("task", "mixer", "model", "training")
 PARTS = ("task_options", "mixer_options", "model", "training")  # of config.json
 
+Engine = Literal["local", "ray"]
 Changes = Mapping[str, Any]  # by dotted or plain names: {"training.lr": 1e-4, "depth": 2, "task.max_length": 512}
 
 
@@ -297,3 +299,44 @@ def differences(before: Config, now: Config) -> list[str]:
     old, new = before.values(), now.values()
     pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
     return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime(Options):
+    """Where and how to run; the result is the same up to rounding.
+
+    Args:
+        runs: Folder of all runs.
+        folder: Folder of this run, instead of RUNS/TASK/MIXER/HASH.
+        device: Device to train on; auto is a GPU if there is one.
+        threads: Threads of a process on the CPU; by default as many as the machine has free cores.
+        parallel: Under torchrun: a whole model in each process (ddp), or a part of it (fsdp).
+        compile: Compile the model with torch.compile.
+        deterministic: Choose kernels that give the same bits each time, where torch has them.
+        tf32: Use TF32 for float32 matrix products on GPUs that have it.
+        checkpoint_every: Steps between checkpoints, beside those at evaluations.
+        keep: Number of checkpoints to keep, beside the best.
+        log_every: Steps between lines of metrics.jsonl.
+        tensorboard: Write the metrics for TensorBoard as well.
+        wandb: Project of Weights & Biases to send the metrics to.
+    """
+
+    runs: Path = Path("runs")
+    folder: Path | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Size | None = None
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
+    deterministic: bool = True
+    tf32: bool = False
+    checkpoint_every: Size = 500
+    keep: Size = 2
+    log_every: Size = 10
+    tensorboard: bool = False
+    wandb: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tensorboard", "wandb"):
+            if getattr(self, name) not in (None, False) and find_spec(name) is None:
+                raise BadInput(f"{name} is not installed: pip install 'longlens[{name}]'")

@@ -14,11 +14,10 @@ from longlens.errors import BadInput, RunError
 from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
-from longlens.training.config import Config
-from longlens.training.machine import join_processes, use_threads
+from longlens.training.config import Config, Runtime
+from longlens.training.machine import choose_threads, join_processes, use_threads
 from longlens.training.open_run import TrainState
 from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result
-from longlens.training.runtime import Runtime, choose_threads
 from longlens.training.step import evaluate
 
 

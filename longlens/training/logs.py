@@ -16,8 +16,7 @@ from typing import IO, Any
 
 from longlens.errors import BadInput, Interrupted
 from longlens.progress import Done, progress
-from longlens.training.config import Config
-from longlens.training.runtime import Runtime
+from longlens.training.config import Config, Runtime
 
 Writer = Callable[[dict[str, float], int], object]
 

@@ -15,11 +15,10 @@ from longlens.data.datasets import Batch
 from longlens.errors import Interrupted
 from longlens.files import write_sealed
 from longlens.models.model import Model, count_parameters, higher_is_better, refuse_foresight
-from longlens.training.config import Config
+from longlens.training.config import Config, Runtime
 from longlens.training.logs import Logs, open_logs
 from longlens.training.machine import Processes, parallelize
 from longlens.training.open_run import Learner, NotFinite, OpenRun, TrainState, count_losses, open_run
-from longlens.training.runtime import Runtime
 from longlens.training.step import Schedule, make_optimizer, prefetch, seed_step, set_learning_rate, train_step
 
 

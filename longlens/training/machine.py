@@ -24,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longlens import __version__
 from longlens.errors import BadInput
-from longlens.training.runtime import Runtime
+from longlens.training.config import Runtime
+
+_RUNNING = Path("/proc/loadavg")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,42 @@ def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not wanted)
     return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_cores() -> float:
+    """Cores that other processes use: the load of the last minute, but no more than what runs at this moment, as a
+    process that has just ended is still in the load."""
+    load, running = os.getloadavg()[0], 0.0
+    try:
+        for _ in range(5):
+            running += (int(_RUNNING.read_text().split()[3].partition("/")[0]) - 1) / 5  # without this process
+            time.sleep(0.02)
+    except (OSError, ValueError, IndexError):
+        return load
+    return min(load, running)
+
+
+def choose_threads(wanted: int | None, last: int | None = None, processes: int = 1) -> tuple[int, str | None]:
+    """The number of threads of each of some processes, and a line to say if it is fewer than the cores.
+
+    Threads that wait for a core that others use make a run ten times slower than one thread does. A run that resumes
+    takes as many as the last time: sums in another order have other bits.
+    """
+    if wanted is not None:
+        return wanted, None
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit() and int(os.environ["OMP_NUM_THREADS"]) > 0:
+        return int(os.environ["OMP_NUM_THREADS"]), None
+    cores, count, why = usable_cores(), last, "as when this run was started"
+    if count is None:
+        why = "as others use the machine" if processes == 1 else f"for each of {processes} processes"
+        count = max(1, (cores - round(busy_cores())) // processes)
+    if count >= cores:
+        return count, None
+    return count, f"{count} of {cores} cores {why}; --threads chooses another number"
 
 
 @contextmanager

@@ -18,16 +18,13 @@ from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.progress import progress
-from longlens.training.config import Config
+from longlens.training.config import Config, Engine, Runtime
 from longlens.training.logs import StopSignals, notify, open_to_append
 from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
-from longlens.training.runtime import Runtime, choose_threads
-
-Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,8 @@ def run_many(
 
 def _make_requests(configs: list[Config], runtime: Runtime, jobs: int | None, quiet: bool) -> list[RunRequest]:
     """Each with its folder, and with as many threads as are free, or as its run had before it was stopped."""
+    from longlens.training.machine import choose_threads  # torch
+
     runtime = replace(runtime, runs=runtime.runs.absolute())
     threads, note = runtime.threads or 1, None  # on Ray: what a run asks the cluster for
     if jobs is not None:

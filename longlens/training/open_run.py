@@ -18,12 +18,19 @@ from longlens.errors import BadInput, RunError
 from longlens.tasks.base import SplitName
 from longlens.training import checkpoint as checkpoints
 from longlens.training.checkpoint import Checkpoint
-from longlens.training.config import Config
+from longlens.training.config import Config, Runtime
 from longlens.training.logs import Logs, StopSignals, notify
-from longlens.training.machine import PeakMemory, Processes, choose_kernels, environment, join_processes, use_threads
+from longlens.training.machine import (
+    PeakMemory,
+    Processes,
+    choose_kernels,
+    choose_threads,
+    environment,
+    join_processes,
+    use_threads,
+)
 from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
 from longlens.training.run import fingerprint as find_fingerprint
-from longlens.training.runtime import Runtime, choose_threads
 from longlens.training.step import Schedule, evaluate
 
 

@@ -22,9 +22,8 @@ from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
 from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json
 from longlens.registry import foreign_source
-from longlens.training.config import Config, differences
+from longlens.training.config import Config, Runtime, differences
 from longlens.training.logs import notify
-from longlens.training.runtime import Runtime
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
 BEFORE_A_RUN = (".lock", "identity.json", "log.txt")  # may be in a folder that has no run yet

@@ -46,6 +46,7 @@ def added(shell, here):
 LIST = ("list", "mixers", "mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
 @pytest.mark.parametrize(
     ("source", "error"),
@@ -68,6 +69,7 @@ def test_a_bug_in_the_file_keeps_its_traceback_after_a_line_that_names_the_file(
     assert error in rest[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
 def test_a_name_that_is_taken_is_one_line(added, module):
     said = added(LIGHT.replace('"mine"', '"las"').format(body="return x"), *LIST, module=module)
@@ -77,6 +79,7 @@ def test_a_name_that_is_taken_is_one_line(added, module):
     assert "mine" in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -97,6 +100,7 @@ def test_what_a_layer_or_task_lacks_is_one_line(added, source, message):
     assert message in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "message"),
     [

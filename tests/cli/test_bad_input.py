@@ -298,6 +298,7 @@ data verify nothing
 CASES = re.findall(r"^(\S.*)\n {4}(.*)$", TABLE, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "message"), CASES, ids=[line for line, _ in CASES])
 def test_bad_input_is_one_sentence_and_exit_code_2(line, message, longlens, here):
     said = longlens(*line.split())

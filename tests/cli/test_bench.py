@@ -67,6 +67,7 @@ def test_bench_data_writes_what_it_measured(longlens, here):
     assert 0 < row["load_ms"] < row["train_ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eld.png", "new folder/eld.svg"])
 def test_figures_eld_draws_a_picture(longlens, here, name):
     said = longlens("figures", "eld", "--length", 100, "--out", name)
@@ -74,6 +75,7 @@ def test_figures_eld_draws_a_picture(longlens, here, name):
     assert (here / name).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_demo_compares_with_the_formula_and_trains(longlens, here, monkeypatch):
     from longlens import api
 

@@ -76,6 +76,7 @@ def test_show_draws_trees(longlens):
     assert (said.code, "are not pictures" in said.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_show_writes_pictures(longlens, here):
     from PIL import Image
 

@@ -13,8 +13,7 @@ from longlens.models.config import ModelConfig
 from longlens.options import Option, options_of
 from longlens.registry import read_skeleton
 from longlens.tasks.base import find_task, list_tasks
-from longlens.training.config import TrainingConfig
-from longlens.training.runtime import Runtime
+from longlens.training.config import Runtime, TrainingConfig
 
 FUNCTIONS = {  # as help reads them
     name: read_skeleton(module, lambda node, wanted=function: node.name == wanted, {})[function]
@@ -59,6 +58,7 @@ def test_all_kinds_of_options_are_looked_at():
     } <= OPTIONS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_description_stands_alone(name):
     text = OPTIONS[name].help
@@ -99,6 +99,7 @@ def test_every_name_has_a_summary(name):
     assert len(found.summary) <= 75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("screen", SCREENS, ids=" ".join)
 def test_a_screen_fits_the_terminal(longlens, screen, columns):
@@ -178,6 +179,7 @@ def test_defaults_are_those_of_the_mixer(longlens):
     assert "(default: 128)" in said.words.split("--mixer.chunk-size", 1)[1][:200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "layers"),
     [

@@ -109,6 +109,7 @@ def test_it_can_be_called_in_a_thread(longlens, capsys):
     assert "state_size" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_nobody_reads_any_more(here):
     """``longlens list mixers | head -1`` ends without a traceback."""
     command = f"{sys.executable} -m longlens list recipes | head -1"

@@ -51,6 +51,7 @@ def expected(tmp_path_factory):
         return digests(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_processes_gives_the_same_bytes(expected, workers):
     task = create_task("listops", **SMALL)
@@ -78,6 +79,7 @@ def test_more_samples_than_there_are(home):
     assert [path.suffix for path in (home / "sets").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_where_it_was(home):
     """Killed with its workers at some moment; then the shards that are there are not made again."""
     process = subprocess.Popen(command(**SLOWER), start_new_session=True)
@@ -117,6 +119,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path(f"/proc/{os.getpid()}/task").exists(), reason="needs /proc")
 def test_workers_stop_when_nobody_wants_their_shards(home):
     process = subprocess.Popen(command(**SLOWER))
@@ -152,12 +155,14 @@ def test_nobody_else_touches_the_parts_of_a_set_that_is_made_again(tmp_path):
     assert parts.exists()
 
 
+@pytest.mark.slow
 def test_two_commands_at_once_give_one_set(home, expected):
     processes = [subprocess.Popen(command(**SMALL)) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert digests(create_task("listops", **SMALL)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
@@ -254,6 +259,7 @@ class Digits(GeneratedTask):
 """
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_file_is_generated_by_several_processes(tmp_path, home):
     (tmp_path / "own.py").write_text(OWN)
     code = (

@@ -82,6 +82,7 @@ def test_shapes_and_alternating_labels(style):
     assert labels.tolist() == [1, 0] * 5
 
 
+@pytest.mark.slow
 @STYLES
 def test_markers_are_on_the_ends_of_one_snake_if_and_only_if_the_label_is_1(style):
     plan = plan_of(style)
@@ -173,6 +174,7 @@ def test_different_snakes_share_no_pixel_and_nothing_is_on_the_padding(style):
     assert plan.markers.max() <= style.size - style.padding - style.marker_radius
 
 
+@pytest.mark.slow
 def test_images_look_like_those_of_the_original(many):
     """Thirty images of the original generator have a mean of 19.0 and 16 % of lit pixels; the deviation is 2.2."""
     images, _ = many
@@ -191,6 +193,7 @@ def test_images_look_like_those_of_the_original(many):
     assert image.sum() == 143 + 191 + 143
 
 
+@pytest.mark.slow
 def test_no_two_images_are_the_same(many):
     images, _ = many
     assert len({image.tobytes() for image in images}) == len(images)
@@ -238,6 +241,7 @@ def distance_gap(plan: Layout) -> float:
     return float(distance[plan.labels == 1].mean() - distance[plan.labels == 0].mean())
 
 
+@pytest.mark.slow
 def test_simple_statistics_do_not_tell_the_label(many):
     images, plan = many
     x = features(images, plan)
@@ -245,6 +249,7 @@ def test_simple_statistics_do_not_tell_the_label(many):
     assert abs(distance_gap(plan)) < 0.05
 
 
+@pytest.mark.slow
 def test_the_regression_finds_a_bias_where_there_is_one(many, monkeypatch):
     images, plan = many
     positive = plan.labels[:, None, None] == 1

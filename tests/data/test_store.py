@@ -116,6 +116,7 @@ def test_a_set_whose_replacement_was_killed_is_found_again():
     assert Prepared(folder).verify() == []
 
 
+@pytest.mark.slow
 def test_readers_do_not_notice_a_replacement():
     prepared = prepare("numbers", IDENTITY, build)
     before = prepared.array("train", "values")
@@ -160,6 +161,7 @@ def _prepare_slowly(home: str, log: str) -> None:
     assert prepare("numbers", IDENTITY, slow).array("train", "values").sum() == 21
 
 
+@pytest.mark.slow
 def test_two_processes_make_it_once(home, tmp_path):
     log = tmp_path / "log"
     context = multiprocessing.get_context("spawn")

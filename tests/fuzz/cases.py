@@ -198,10 +198,9 @@ def _limits() -> Iterator[None]:
 def run_here(request: str, folder: Path, quiet: bool, *_: Any) -> tuple[dict[str, Any] | None, str | None]:
     """In place of ``longlens.training.many.launch``: the run of another process, in this one. A bug is a bug."""
     from longlens.errors import BadInput, LongLensError
-    from longlens.training.config import Config
+    from longlens.training.config import Config, Runtime
     from longlens.training.logs import open_to_append
     from longlens.training.loop import train_run
-    from longlens.training.runtime import Runtime
 
     values = json.loads(request)
     try:

@@ -11,8 +11,7 @@ from longlens import api
 from longlens.mixers.registry import list_mixers
 from longlens.options import Option, options_of
 from longlens.tasks.base import list_tasks
-from longlens.training.config import section_options
-from longlens.training.runtime import Runtime
+from longlens.training.config import Runtime, section_options
 
 WILD = [
     *(

@@ -179,6 +179,7 @@ def test_autocast():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "chunk_size"), [(1024, None), (2048, None), (2048, 128)])
 def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
     layer = LaSAttention(256, 8, chunk_size=chunk_size)
@@ -265,6 +266,7 @@ def test_what_a_name_means_is_no_option_of_it(name, decays, smooths, chunk_size,
             create_mixer(name, 16, window=5)
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy_the_previous_token():
     """A layer that trains: predict the token before, which needs attention and positions that decay."""
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ def assert_same(actual, expected, inputs, atol=1e-10):
     torch.testing.assert_close(*grads, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("chunk_size", [None, 7])
 @pytest.mark.parametrize("bidirectional", [False, True])

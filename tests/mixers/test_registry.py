@@ -315,6 +315,7 @@ ASK = (
 ANSWER = "['mine', 'my-s4d'] A layer of mine. 9.0 linear\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["file", "module", "module of a package", "entry point", "entry point of a name"])
 def test_a_layer_from_outside(tmp_path, way):
     package = tmp_path / "theirs"
@@ -337,6 +338,7 @@ def test_a_layer_from_outside(tmp_path, way):
     assert (result.stdout, result.stderr) == (ANSWER, "")
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name(tmp_path):
     for folder, name in (("one", "Mine"), ("two", "Yours")):
         (tmp_path / folder).mkdir()
@@ -350,6 +352,7 @@ def test_two_files_of_one_name(tmp_path):
     assert python(code, tmp_path, LONGLENS_IMPORT=files).stdout == "['Mine', 'Yours']\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "said"),
     [
@@ -368,6 +371,7 @@ def test_what_cannot_be_imported_is_said_in_a_line(tmp_path, named, said):
     assert result.stderr == f"longlens: {said.format(folder=tmp_path)}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["buggy", "{folder}/buggy.py"])
 @pytest.mark.parametrize("bug", ["raise ValueError('my bug')", "import nothing_that_exists"])
 def test_a_bug_in_a_layer_keeps_its_traceback(tmp_path, named, bug):

@@ -26,6 +26,7 @@ def build(channels=3, seed=0, **options):
     return layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "known", "state_size", "bidirectional"),
     [(256, 256, 64, False), (101, 101, 16, True), (23, 64, 8, True), (1, 1, 2, False), (101, 23, 8, True)],

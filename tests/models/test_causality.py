@@ -38,6 +38,7 @@ def test_all_but_a_few_can_be_causal():
     assert set(list_mixers()) - set(CAUSAL) == {"las-bidirectional", "linformer", "s4-bidirectional"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prenorm", [True, False])
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "learned", "rotary"])
 @pytest.mark.parametrize("name", SOME)
@@ -68,6 +69,7 @@ def test_the_gradient_of_a_logit_ends_at_its_token(build, name, prenorm):
         assert gradient[:, t].count_nonzero() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_prefix_has_the_logits_of_the_whole(build, name):
     model, tokens = build(name), torch.randint(11, (2, 25))

@@ -146,6 +146,7 @@ def worker(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
     mp.spawn(worker, (str(tmp_path),), nprocs=2)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]

@@ -41,6 +41,7 @@ def refill(tokens):
     return torch.where(MASK, tokens, torch.randint(11, tokens.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("prenorm", [True, False])
@@ -55,6 +56,7 @@ def test_samples_of_a_padded_batch_are_as_if_alone(build, name, prenorm, trainin
     torch.testing.assert_close(*sums, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("prenorm", [True, False])
@@ -89,6 +91,7 @@ def test_with_batch_norm_more_padding_changes_nothing(build, name, prenorm):
     torch.testing.assert_close(model(tokens, mask), alone, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_mixers())
 def test_no_mixer_hears_padding(build, name):
     model = build(name, norm="batch", depth=1)
@@ -151,6 +154,7 @@ def assert_harmless(model, batch, autocast=False):
         assert torch.equal(buffer, before[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("prenorm", [True, False])

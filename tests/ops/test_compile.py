@@ -5,6 +5,8 @@ import torch
 
 from longlens import LaSAttention, LaSCache, decay_rates, las_attention
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "las": {"decay": [0.0, 0.01], "smoothing": 5},
     "tensor of rates": {"decay": decay_rates(2, 0.01), "smoothing": 5},

@@ -69,6 +69,7 @@ def test_equals_the_formula_in_float64(name, length):
     assert largest_error(fast, formula) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_the_formula_in_float32(name, length):
@@ -150,6 +151,7 @@ def cases(draw):
     return sizes, options, draw(st.sampled_from(["auto", "sdpa"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(cases())
 def test_equals_the_formula_for_any_options(case):
@@ -161,6 +163,7 @@ def test_equals_the_formula_for_any_options(case):
     assert largest_error(fast, formula) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -198,6 +201,7 @@ def test_chunks_are_independent_sequences():
     torch.testing.assert_close(chunked, torch.cat(parts, dim=-2), rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("product", [1.0, 30.0, 200.0, 1e4, 1e6])
@@ -263,6 +267,7 @@ def test_large_scores_with_decay_stay_right():
     assert difference.abs().max() < 1e-4  # scores of size 400 have a float32 rounding of 3e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("options", [{}, {"decay": [0.0, 1e-3]}, {"decay": [0.0, 5.0]}, {"padded": True}])
 def test_no_tensor_of_size_length_squared(options, is_causal):
@@ -324,6 +329,7 @@ def test_a_row_that_may_attend_to_nothing_gives_zero(options):
         assert all(g.isfinite().all() for g in grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"is_causal": False}, {"chunk_size": 8}, {"decay": [0.0, 9.0]}])
 def test_dropout_drops_weights_and_keeps_their_mean(options, monkeypatch):
     query, key, value = (x.detach() for x in make((1, 2, 20, 4)))

@@ -24,6 +24,7 @@ def relative_errors(length=3000, rates=(0.0, 0.004, 0.02, 0.3), size=1.0, **opti
     return torch.stack([size_of(a - b) / size_of(a).clamp_min(1e-9) for a, b in zip(*results, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 4.0])
 @pytest.mark.parametrize("options", [{}, {"smoothing": 5}, {"smoothing": 3, "scale": 0.1}, {"chunk_size": 1200}])
 def test_close_to_exact_attention(options, size):

@@ -20,6 +20,7 @@ def arguments(length, *, constant, dtype=torch.complex128, batch=2, width=3):
     return [x.requires_grad_() for x in (decay, inputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("constant", [True, False])
@@ -42,6 +43,7 @@ def test_by_hand():
     assert linear_scan(torch.tensor([2.0]), inputs).flatten().tolist() == [1.0, 12.0, 124.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", [True, False])
 def test_gradients_are_those_of_finite_differences(constant, monkeypatch):
     monkeypatch.setattr(scan, "_SHORT", 4)  # so that nine steps are blocks already

@@ -17,6 +17,7 @@ def figure(monkeypatch, tmp_path):
     return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".PDF", ".svg"])
 def test_a_picture_is_written_with_the_folders_on_the_way(tmp_path, ending):
     path = tmp_path / "new" / f"eld{ending}"

@@ -33,6 +33,7 @@ def kernel_of(name, channel, **options):
     return layer.kernel(33).detach()[channel]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
 def test_a_picture_is_written_with_the_folders_on_the_way(tmp_path, ending):
     path = tmp_path / "new" / f"kernels{ending}"

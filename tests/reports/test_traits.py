@@ -112,6 +112,7 @@ def test_every_successful_layer_of_the_paper_decays(name):
     assert measure_traits(name).decays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "l-attention", "las"])
 def test_attention_does_not_decay_at_initialization(name):
     """Nor does that of LaS: its scores decay, and far weights tend to the uniform one, not to 0."""

@@ -298,8 +298,8 @@ class Tiny:
         return load_recipe("smoke", task, [mixer]).resolve(task, mixer, {**self.CHANGES, **(changes or {})})
 
     def train(self, name: str, changes: dict[str, Any] | None = None, *, mixer: str = "las", **runtime: Any) -> Path:
+        from longlens.training.config import Runtime
         from longlens.training.loop import train_run
-        from longlens.training.runtime import Runtime
 
         folder = self.folder / name
         values = {"checkpoint_every": 3, "log_every": 2, "threads": 1, "keep": 100, **runtime}

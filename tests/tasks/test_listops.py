@@ -224,6 +224,7 @@ def test_the_files_of_the_release_are_imported(tmp_path):
     assert samples.targets.tolist() == [8, 3]
 
 
+@pytest.mark.slow
 def test_expressions_of_any_depth(tmp_path):
     """Deeper than two bytes count, and than Python recurses."""
     depth = 33_000

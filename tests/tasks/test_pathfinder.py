@@ -25,6 +25,7 @@ def test_the_sets_of_the_arena():
         assert (task.spec.outputs, task.spec.metric) == (2, "accuracy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pathfinder", "path-x"])
 def test_splits_are_balanced_and_disjoint(name):
     options = SMALL if name == "pathfinder" else {"sizes": (20, 6, 6)}
@@ -40,6 +41,7 @@ def test_splits_are_balanced_and_disjoint(name):
     assert len(set(images)) == 32
 
 
+@pytest.mark.slow
 def test_processes_do_not_matter(home, monkeypatch):
     digests = []
     for workers in (1, 2):
@@ -50,6 +52,7 @@ def test_processes_do_not_matter(home, monkeypatch):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_repeated_images_leave_with_their_partners():
     task = create_task("pathfinder", size=11, contour=2, distractors=0, sizes=(3000, 300, 300))
     for split, size in zip(("train", "valid", "test"), task.sizes, strict=True):

@@ -19,6 +19,8 @@ from longlens.errors import BadInput
 from longlens.tasks.base import create_task
 from longlens.tasks.images import bit_reversal
 
+pytestmark = pytest.mark.slow
+
 SOURCES = {
     "smnist": ("mnist", {}),
     "pmnist": ("mnist", {}),

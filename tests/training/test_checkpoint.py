@@ -60,6 +60,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_checkpoint_that_lacks_a_tensor_or_has_others_is_refused(tiny, name):
     """torch would leave what is missing as it is, at random, and the figures would look plausible."""
@@ -76,6 +77,7 @@ def test_a_checkpoint_that_lacks_a_tensor_or_has_others_is_refused(tiny, name):
     assert last.exists(), "it may be good for another version"
 
 
+@pytest.mark.slow
 def test_a_parameter_that_never_has_a_gradient_is_no_obstacle(runs, compare):
     flags = ["--mixer", "half-used"]
     folder = runs.unfinished("run", 12, *flags)
@@ -107,6 +109,7 @@ def test_of_a_checkpoint_that_is_there_only_the_state_is_replaced(tiny):
     assert again.model.keys() == found.model.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -141,6 +144,7 @@ def test_the_state_refuses_what_it_cannot_be():
             TrainState.from_json(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "SHA256SUMS", "state.json"])
 def test_a_folder_in_the_place_of_a_file_is_damage(tiny, compare, capfd, file):
     folder = tiny.unfinished("run", 12)
@@ -153,6 +157,7 @@ def test_a_folder_in_the_place_of_a_file_is_damage(tiny, compare, capfd, file):
     compare.same(folder, tiny.train("whole"))
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_of_the_same_step_are_all_kept(tiny, capfd):
     folder = tiny.unfinished("run", 12)
     for number in range(3):

@@ -215,6 +215,7 @@ def test_predictions_of_classes_pairs_and_languages():
             predict(classify, [wrong])
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_numbers_of_the_result(runs, compare):
     """A run whose best model is not its last."""
     folder = runs.undisturbed("--lr", "3", "--steps", "18", "--keep", "1")
@@ -243,6 +244,7 @@ def test_the_command_gives_the_numbers_of_the_result(runs, compare):
         assert said in run.said
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_missing(runs):
     folder = runs.unfinished("run", 12)
     (folder / "checkpoints" / "00000012" / "model.safetensors").write_bytes(b"")
@@ -258,6 +260,7 @@ def test_the_command_says_what_is_missing(runs):
     assert f"{runs.folder} is not a run: it has no config.json" in run.said
 
 
+@pytest.mark.slow
 def test_tests_of_a_subset_say_so(runs):
     folder = runs.undisturbed("--test-samples", "5", "--valid-samples", "3")
     assert json.loads((folder / "result.json").read_text())["test_samples"] == 5

@@ -15,10 +15,9 @@ import torch
 from longlens.errors import Interrupted
 from longlens.tasks.base import Task
 from longlens.training import loop, machine, open_run
-from longlens.training.config import load_recipe
+from longlens.training.config import Runtime, load_recipe
 from longlens.training.open_run import Clock, TrainState
 from longlens.training.run import fingerprint
-from longlens.training.runtime import Runtime
 
 EVERYTHING = (
     "--dropout 0.2 --norm batch --schedule plateau --patience 0 --accumulate 2 --clip 0.5 --weight-decay 0.1 "
@@ -83,6 +82,7 @@ def test_the_folder_is_named_by_the_config_and_nothing_else(runs):
     assert len(list((runs.folder / "runs" / "atomic-cumsum" / "las").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_result(runs, compare):
     """With the backend that only traces, as a real one takes its time."""
     setup = "import torch; torch._dynamo.config.recompile_limit = 64\n" + (
@@ -100,6 +100,7 @@ def test_a_compiled_model_trains_to_the_same_result(runs, compare):
     compare.close(run.folder, runs.undisturbed(*flags))
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_scalars_of_the_metrics(runs, compare):
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = runs.unfinished("run", 12, "--tensorboard")
@@ -152,6 +153,7 @@ class Layer(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_layer_of_ones_own_that_changed_is_another_run_and_its_bugs_are_shown(runs):
     file = runs.folder / "random.py"  # named as a module of Python's own
     flags = ["--recipe", "smoke", "--mixer", "mine", "--steps", "2", "--runs", runs.folder / "runs"]
@@ -164,6 +166,7 @@ def test_a_layer_of_ones_own_that_changed_is_another_run_and_its_bugs_are_shown(
     assert len(list(runs.folder.glob("runs/atomic-cumsum/mine/*/result.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_other_data_is_refused(runs, tmp_path):
     """Also where the folder was named by hand."""
     for shift in (0, 1):
@@ -175,6 +178,7 @@ def test_a_run_on_other_data_is_refused(runs, tmp_path):
     assert "belongs to other data" in run.said
 
 
+@pytest.mark.slow
 def test_the_data_is_looked_at_once_in_a_run(tiny, monkeypatch):
     config = tiny.config()
     real, looked, made = type(config.task).fingerprint, [], []
@@ -252,6 +256,7 @@ def test_time_is_counted_by_what_it_was_spent_on(monkeypatch):
     assert clock.tokens_per_second() == 0
 
 
+@pytest.mark.slow
 def test_a_keyboard_interrupt_that_is_no_signal_ends_as_interrupted_and_the_run_resumes(tiny, compare, monkeypatch):
     """As notebooks and other threads send it."""
     whole = tiny.train("whole")
@@ -270,6 +275,7 @@ def test_a_keyboard_interrupt_that_is_no_signal_ends_as_interrupted_and_the_run_
     compare.same(tiny.train("run"), whole)
 
 
+@pytest.mark.slow
 def test_a_run_in_another_thread_than_the_main_one(tiny, compare):
     whole = tiny.train("whole")
     with ThreadPoolExecutor(1) as pool:

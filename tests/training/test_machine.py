@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import longlens
-from longlens.training import runtime
-from longlens.training.machine import environment
+from longlens.training import machine as module
+from longlens.training.machine import busy_cores, choose_threads, environment
 from longlens.training.run import read_environment
-from longlens.training.runtime import busy_cores, choose_threads
 
 
 def test_the_commit_of_a_checkout_is_part_of_the_environment(monkeypatch):
@@ -29,10 +28,10 @@ def test_the_commit_of_a_checkout_is_part_of_the_environment(monkeypatch):
 def machine(monkeypatch):
     """Eight cores, of which some are busy; the tests themselves may have been started with OMP_NUM_THREADS."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(runtime, "usable_cores", lambda: 8)
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
 
     def set_busy(count):
-        monkeypatch.setattr(runtime, "busy_cores", lambda: count)
+        monkeypatch.setattr(module, "busy_cores", lambda: count)
 
     set_busy(0.0)
     return set_busy
@@ -80,13 +79,14 @@ def test_processes_share_the_cores(machine):
 def test_what_has_just_ended_is_not_busy(monkeypatch, tmp_path, load, running, busy):
     """It is still in the load of the last minute, but does not run."""
     (tmp_path / "loadavg").write_text(f"{load} 1 1 {running} 1234\n")
-    monkeypatch.setattr(runtime, "_RUNNING", tmp_path / "loadavg")
+    monkeypatch.setattr(module, "_RUNNING", tmp_path / "loadavg")
     monkeypatch.setattr("os.getloadavg", lambda: (load, 1.0, 1.0))
     assert busy_cores() == pytest.approx(busy)
-    monkeypatch.setattr(runtime, "_RUNNING", tmp_path / "nothing")
+    monkeypatch.setattr(module, "_RUNNING", tmp_path / "nothing")
     assert busy_cores() == load
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_chose_and_remembers_it(tiny, machine, capfd, monkeypatch):
     machine(6.0)
     folder = tiny.unfinished("run", 12, threads=None)

@@ -14,9 +14,9 @@ from filelock import FileLock, Timeout
 from longlens.api import run_configs
 from longlens.errors import BadInput
 from longlens.training import many
+from longlens.training.config import Runtime
 from longlens.training.many import ProcessPool, RunRequest, run_many
 from longlens.training.run import read_environment, read_result
-from longlens.training.runtime import Runtime
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_the_data_of_a_comparison_is_looked_at_once(requests, launched, monkeypa
 @pytest.mark.parametrize(("jobs", "threads"), [(1, 6), (2, 3), (4, 1), (9, 1)])
 def test_jobs_share_the_free_cores(requests, launched, monkeypatch, jobs, threads, capfd):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("longlens.training.runtime.usable_cores", lambda: 8)
-    monkeypatch.setattr("longlens.training.runtime.busy_cores", lambda: 2.0)
+    monkeypatch.setattr("longlens.training.machine.usable_cores", lambda: 8)
+    monkeypatch.setattr("longlens.training.machine.busy_cores", lambda: 2.0)
     run_many(*requests(3), jobs=jobs)
     assert {request["runtime"]["threads"] for request, _ in launched} == {threads}
     assert f"longlens: {threads} of 8 cores" in capfd.readouterr().err
@@ -70,8 +70,8 @@ def test_jobs_share_the_free_cores(requests, launched, monkeypatch, jobs, thread
 
 def test_a_run_that_resumes_has_the_threads_of_its_last_start(requests, launched, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("longlens.training.runtime.usable_cores", lambda: 8)
-    monkeypatch.setattr("longlens.training.runtime.busy_cores", lambda: 0.0)
+    monkeypatch.setattr("longlens.training.machine.usable_cores", lambda: 8)
+    monkeypatch.setattr("longlens.training.machine.busy_cores", lambda: 0.0)
     configs, runtime = requests(2)
     for outcome in run_many(configs, runtime)[:1]:
         outcome.folder.mkdir(parents=True)
@@ -81,6 +81,7 @@ def test_a_run_that_resumes_has_the_threads_of_its_last_start(requests, launched
     assert {request["runtime"]["threads"] for request, _ in launched} == {3, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "jobs", "device", "used"),
     [
@@ -181,7 +182,7 @@ import sys
 from pathlib import Path
 from longlens.training.config import load_recipe
 from longlens.training.many import run_many
-from longlens.training.runtime import Runtime
+from longlens.training.config import Runtime
 
 recipe = load_recipe("smoke", "atomic-cumsum", ["las"])
 changes = {"task.max_length": 16, "task.sizes": (56, 16, 16), "steps": 10**9, "evaluate_every": 10**9}

@@ -51,6 +51,7 @@ def test_three_runs_of_four_end_and_are_not_run_again(runs, compare, engine):
     assert sorted(environments) == [1, 1, 1, 2], "only the one that failed was tried again"
 
 
+@pytest.mark.slow
 def test_an_address_is_for_ray_only(runs):
     run, _ = sweep(runs, "first", "--address", "localhost:1")
     assert run.code == 2

@@ -14,9 +14,8 @@ from longlens.errors import BadInput
 from longlens.mixers.registry import find_mixer, list_mixers
 from longlens.models.model import Model, check_mixer_builds
 from longlens.tasks.base import Spec, find_task, list_tasks
-from longlens.training.config import SCALES, Config, load_recipe, shipped_recipes
+from longlens.training.config import SCALES, Config, Runtime, load_recipe, shipped_recipes
 from longlens.training.loop import train_run
-from longlens.training.runtime import Runtime
 
 FOLDER = Path(next(iter(longlens.recipes.__path__)))
 LANGUAGES = ("text8", "enwik8", "wikitext-2", "wikitext-103")
@@ -78,6 +77,7 @@ def test_no_recipe_is_a_copy_of_another():
     assert len(set(texts)) == len(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", list_tasks())
 @pytest.mark.parametrize("scale", SCALES)
 def test_it_resolves_for_every_mixer_that_fits(scale, task):
@@ -97,6 +97,7 @@ def test_it_resolves_for_every_mixer_that_fits(scale, task):
         assert not refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", list_tasks())
 @pytest.mark.parametrize("scale", SCALES)
 def test_its_model_can_be_built(scale, task):

@@ -16,6 +16,7 @@ from longlens.errors import BadInput, RunError
 from longlens.files import write_sealed
 from longlens.registry import foreign_source
 from longlens.training import run as run_module
+from longlens.training.config import Runtime
 from longlens.training.evaluate import evaluate_run
 from longlens.training.loop import train_run
 from longlens.training.run import (
@@ -27,7 +28,6 @@ from longlens.training.run import (
     read_result,
     run_folder,
 )
-from longlens.training.runtime import Runtime
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -50,6 +50,7 @@ def test_naming_a_folder_prepares_nothing(tiny, monkeypatch):
     assert folder == Path("somewhere") / "atomic-cumsum" / "las" / config.digest("data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [("model", "depth", 2), ("model", "pooling", "last"), ("mixer_options", "window", 7), ("training", "seed", 5)],
@@ -72,6 +73,7 @@ def test_the_layout_of_a_config_does_not_matter(tiny, finished):
     assert read_config(finished) == tiny.config({"steps": 4, "evaluate_every": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "[]", "5", "{}", '{"digest": 1, "fingerprint": 2}', DEEP, "\udcff"])
 @pytest.mark.parametrize("name", ["config.json", "identity.json"])
 def test_what_says_which_run_it_is_must_be_as_it_was_written(tiny, finished, name, text):
@@ -86,6 +88,7 @@ def test_what_says_which_run_it_is_must_be_as_it_was_written(tiny, finished, nam
         read_config(finished)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_result_gives_another_value(finished):
     """Nearly half of them would be read as another figure without a checksum."""
     path = finished / "result.json"
@@ -102,6 +105,7 @@ def test_no_flipped_bit_of_a_result_gives_another_value(finished):
     assert refused > 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{}", "[]", "5", '"x"', DEEP, '{"test": 0.99}', "\udcff"])
 def test_a_result_that_is_none_is_a_sentence(tiny, finished, text):
     (finished / "result.json").write_text(text, errors="surrogateescape")
@@ -139,6 +143,7 @@ def test_a_result_of_another_shape_is_a_sentence_though_its_checksum_is_right(fi
 ENVIRONMENTS = ["", "{}", "5", '"x"', "[1]", DEEP, "\udcff"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ENVIRONMENTS)
 def test_a_damaged_environment_is_told_and_kept(tiny, finished, text, capfd):
     path = finished / "environment.json"
@@ -153,6 +158,7 @@ def test_a_damaged_environment_is_told_and_kept(tiny, finished, text, capfd):
     assert {"commit", "torch", "device", "threads", "command"} <= entry.keys()
 
 
+@pytest.mark.slow
 def test_lines_after_a_damaged_one_are_kept(tiny, capfd):
     folder = tiny.unfinished("run", 12)
     path = folder / "metrics.jsonl"
@@ -220,6 +226,7 @@ def test_files_have_the_permissions_that_the_umask_gives(tiny):
             assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o640), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["result.json", "environment.json", "metrics.jsonl", "config.json", "identity.json"])
 def test_nothing_is_written_through_a_symbolic_link(tiny, finished, name):
     """Neither through the link of a file nor through one of the file that is written before it."""
@@ -247,6 +254,7 @@ def test_metrics_that_are_a_dangling_link_are_refused(tiny, finished):
     assert not (tiny.folder / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_on_another_disk_are_used_and_other_peoples_folders_stay(tiny, compare):
     whole = tiny.train("whole", keep=1)
     disk, folder = tiny.folder / "disk", tiny.folder / "run"
@@ -270,6 +278,7 @@ def test_checkpoints_on_another_disk_are_used_and_other_peoples_folders_stay(tin
     assert compare.result(folder) == compare.result(whole)
 
 
+@pytest.mark.slow
 def test_a_link_in_the_place_of_a_checkpoint_is_not_followed_to_delete(tiny):
     folder = tiny.unfinished("run", 12)
     elsewhere = tiny.folder / "elsewhere"
