@@ -42,7 +42,8 @@ def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe =
     Args:
         task: Name of the task, or a task.
         mixer: Name of the mixer ('longlens list mixers' has all); its options are flags --mixer.NAME.
-        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+        recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
+            file of your own.
     """
     (config,), runtime = _resolve(task, [mixer], recipe, (), changes)
     return train_config(config, runtime)
@@ -78,7 +79,8 @@ def compare(
     Args:
         task: Name of the task, or a task.
         mixers: Names of the mixers ('longlens list mixers' has all).
-        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+        recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
+            file of your own.
         seeds: Seeds: one run of each mixer for each; by default the one of --seed.
         engine: Processes on this machine, or a Ray cluster.
         jobs: Number of runs at a time on this machine.
@@ -108,7 +110,8 @@ def sweep(
         task: Name of the task, or a task.
         mixer: Name of the mixer ('longlens list mixers' has all), unless the grid has several.
         grid: Fields and their values, all combinations of which are run.
-        recipe: Defaults of all other flags: smoke, mini or paper, or a TOML file of your own.
+        recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
+            file of your own.
         seeds: Seeds: one run of each combination for each; by default the one of --seed.
         engine: Processes on this machine, or a Ray cluster.
         jobs: Number of runs at a time on this machine.
@@ -198,7 +201,7 @@ def _resolve(
     for mixer, seed in itertools.product(names, seeds or [None]):
         changed = changes if seed is None else {**changes, "training.seed": seed}
         config = loaded.resolve(task, mixer, changed, others=[*names, *others])
-        task = config.task  # made once
+        task = task if loaded.own else config.task  # made once, unless each mixer has a recipe of its own
         configs.append(config)
     return configs, runtime
 

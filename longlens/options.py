@@ -66,6 +66,8 @@ class Option:
         if isinstance(value, str) and value.lower() == "none" and type(None) in get_args(self.hint):
             return None
         given = _plain(value)
+        if isinstance(given, list) and _is_table(self.hint):
+            given = _read_table(given)
         try:
             # True is no number, though pydantic takes it for 1.
             found = _adapter(self.hint).validate_python(given, strict=isinstance(given, bool) or None)
@@ -186,6 +188,23 @@ def _plain(value: Any, *, in_list: bool = False) -> Any:
     if isinstance(value, numbers.Integral):
         return int(value)
     return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _is_table(hint: Any) -> bool:
+    joined = get_origin(hint) in (Annotated, Union, types.UnionType)
+    return get_origin(hint) is dict or (joined and any(map(_is_table, get_args(hint))))
+
+
+def _read_table(entries: list[Any]) -> Any:
+    """``ssm.lr=1e-3 ssm.weight_decay=0`` as a table of tables; what is none stays as it is."""
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        names, equals, value = str(entry).partition("=")
+        table, dot, name = names.rpartition(".")
+        if not (equals and dot) or name in found.setdefault(table, {}):
+            return entries
+        found[table][name.replace("-", "_")] = value
+    return found
 
 
 def _is_large(given: Any) -> bool:

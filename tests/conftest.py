@@ -12,6 +12,11 @@ settings.register_profile("longlens", deadline=None, derandomize=True, print_blo
 settings.load_profile("longlens")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes long comes first, so that no process of pytest-xdist waits for another in the end."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("slow", "distributed", "faults"))))
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

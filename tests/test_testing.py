@@ -75,7 +75,7 @@ def test_a_good_layer_keeps_everything():
         checks = check_properties(find_subject(layer))
         assert [check.name for check in checks] == list(PROPERTIES)
         assert {check.name: check.detail for check in checks if check.passed is False} == {}
-        assert [check.name for check in checks if check.passed is None] == ["both sides"]
+        assert [check.name for check in checks if check.passed is None] == ["both sides", "residual"]
         assert all(check.detail and not check.traceback for check in checks)
     assert "(in eval mode: training is random)" in check_property(find_subject(Dropout), "padding").detail
 
@@ -205,7 +205,7 @@ def test_the_command_has_a_line_for_each_property(capsys):
     assert said == "it keeps everything"
     results = rows(shown)
     assert list(results) == [*PROPERTIES, TWO_PROCESSES]
-    assert {name for name, result in results.items() if result == "–"} == {"both sides", TWO_PROCESSES}
+    assert {name for name, result in results.items() if result == "–"} == {"both sides", "residual", TWO_PROCESSES}
     assert set(results.values()) == {"ok", "–"}
 
 
@@ -301,3 +301,54 @@ def test_what_cannot_be_checked_is_said_in_a_line(capsys, arguments, message):
 def test_a_check_is_plain_data():
     check = Check("causality", True, "0")
     assert (check.name, check.passed, check.detail, check.traceback) == ("causality", True, "0", "")
+
+
+class Gated(Mean):
+    """u ⊙ (h - residual)"""
+
+    takes_residual = True
+
+    def forward(self, x, *, mask=None, residual=None):
+        return self.gate(super().forward(x, mask=mask), x if residual is None else residual)
+
+    def gate(self, y, residual):
+        return y - residual / 2
+
+    def step(self, x, state=None):
+        y, state = super().step(x, state)
+        return self.gate(y, x), state
+
+
+class DeafGate(Gated):
+    def gate(self, y, residual):
+        return y
+
+
+class WideGate(Gated):
+    def gate(self, y, residual):
+        return y - residual.cumsum(1) if y.ndim == 3 else y
+
+
+class OtherGate(Gated):
+    def forward(self, x, *, mask=None, residual=None):
+        return super().forward(x, mask=mask, residual=torch.zeros_like(x) if residual is None else residual)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Gated, None),
+        (DeafGate, "the outputs do not depend on it: leave out takes_residual"),
+        (WideGate, "an output depends on the residual of another token"),
+        (OtherGate, "residual=x differs from none at all by"),
+    ],
+)
+def test_the_residual_of_a_layer_is_that_of_each_token(layer, message):
+    check = check_property(find_subject(layer), "residual")
+    assert check.passed is (message is None)
+    assert (message or "x by default") in check.detail
+
+
+def test_a_group_must_name_parameters():
+    check = check_property(find_subject(type("Wrong", (Mean,), {"groups": {"fast": ("outer.wieght",)}})), "state dict")
+    assert check.detail == "groups names 'outer.wieght', which is no parameter"

@@ -47,7 +47,8 @@ def prepare(name: str, about: str, arguments: list[str]) -> list[str]:
     seconds = time.perf_counter() - start
     spec = task.spec
     sizes = " / ".join(f"{len(task.split(split)):,}" for split in SPLITS)
-    what = f"{spec.size} symbols" if spec.inputs == "tokens" else f"{spec.size} channels"
+    unit = "symbol" if spec.inputs == "tokens" else "channel"
+    what = f"{spec.size:,} {unit}{'' if spec.size == 1 else 's'}"
     lines = [f"{task.title}: {sizes} samples (train / valid / test), up to {spec.max_length:,} × {what}"]
     if not isinstance(task, StoredTask):
         return [*lines, "its samples are made when they are used: nothing is stored"]

@@ -149,8 +149,10 @@ def _with_dashes(arguments: Iterable[str]) -> list[str]:
 
 
 def _help(option: Option, default: Any) -> str:
-    if default is REQUIRED or default in (None, (), ""):
+    if default is REQUIRED or default in (None, (), "", {}):
         return option.help
+    if isinstance(default, dict) and all(isinstance(table, dict) for table in default.values()):
+        default = [f"{name}.{key}={value}" for name, table in default.items() for key, value in table.items()]
     if isinstance(default, tuple | list):
         default = " ".join(map(str, default))
     elif isinstance(default, bool):
@@ -163,6 +165,8 @@ def _nargs(hint: Any) -> str | int | None:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return "*" if "*" in map(_nargs, parts) else None
+    if origin in (dict, Annotated):
+        return "*" if origin is dict else _nargs(parts[0])
     return None if origin is not tuple else "*" if parts[-1] is Ellipsis else len(parts)
 
 
@@ -174,7 +178,9 @@ def _metavar(hint: Any) -> Any:
         return f"{{{','.join(map(str, parts))}}}"
     if origin in (Union, types.UnionType):
         words = [_metavar(part) for part in parts if part is not type(None)]
-        return "|".join(dict.fromkeys(words if _nargs(hint) else [*words, "none"]))
+        return "|".join(dict.fromkeys([*words, "none"] if type(None) in parts and not _nargs(hint) else words))
+    if origin is dict:
+        return "NAME.KEY=VALUE"
     if origin is tuple:
         return _metavar(parts[0]) if _nargs(hint) == "*" else tuple(map(_metavar, parts))
     return WORDS.get(hint, "VALUE")

@@ -12,7 +12,7 @@ from longlens.options import REQUIRED, Size, nearest, options_of
 from longlens.reports.sheet import Column, Sheet
 from longlens.reports.tables import runs_tables
 from longlens.tasks import base as tasks
-from longlens.training.config import SCALES, load_recipe, shipped_recipes
+from longlens.training.config import PUBLISHED, SCALES, load_recipe, published_recipes, shipped_recipes
 
 
 def list_tasks() -> list[Any]:
@@ -88,7 +88,8 @@ def list_runs(*, runs: Path = Path("runs")) -> list[Sheet]:
 
 
 def list_recipes(task: str = "") -> list[Any]:
-    """List the recipes that come with the package: the numbers of a task at a scale.
+    """List the recipes that come with the package: the numbers of a task at a scale, and those with which layers were
+    published (--recipe published).
 
     Args:
         task: Name of a task; by default all.
@@ -101,19 +102,33 @@ def list_recipes(task: str = "") -> list[Any]:
             if {(scale, name), (scale, "*")} & shipped_recipes().keys():
                 about = load_recipe(scale, name).about
                 sheet.rows.append([name, scale, about if task else re.split(r"[:;] |\. (?=[A-Z])|\.$", about)[0]])
-    return [sheet, "'longlens recipe show TASK SCALE' prints one, 'list recipes TASK' says more"]
+    numbers = [Column("accuracy", number=True), Column("GPU hours", 1, number=True)]
+    published = Sheet("published", [Column("mixer"), Column("task"), *numbers, Column("source", wrap=True)])
+    order = tasks.list_tasks().index
+    for mixer, name in sorted(published_recipes(), key=lambda pair: (pair[0], order(pair[1]))):
+        if name == task or not task:
+            recipe = load_recipe(PUBLISHED, name, [mixer])
+            shown = [f"{recipe.published:.2f}", "–" if recipe.gpu_hours is None else f"{recipe.gpu_hours:g}"]
+            source = recipe.source if task else recipe.source.partition(": ")[0]
+            published.rows.append([mixer, name, *shown, source])
+    more = "'longlens recipe show TASK SCALE' prints one, 'list recipes TASK' says more"
+    return [sheet, published if published.rows else None, more]
 
 
-def show_recipe(task: str, scale: str = "mini") -> str:
+def show_recipe(task: str, scale: str = "mini", *, mixer: str = "las") -> str:
     """Print a recipe as TOML: save it as a file, change it, and train with --recipe FILE.toml.
 
     Args:
         task: Name of the task.
-        scale: Scale of the recipe: smoke, mini or paper.
+        scale: Scale of the recipe: smoke, mini, paper or published.
+        mixer: Name of the mixer whose published recipe it is.
     """
     tasks.find_task(task)
+    if scale == PUBLISHED:
+        load_recipe(scale, task, [mixer])  # which says what is wrong
+        return published_recipes()[mixer, task].read_text().rstrip()
     if scale not in SCALES:
-        raise BadInput(f"unknown scale {scale!r}; {nearest(scale, SCALES)}")
+        raise BadInput(f"unknown scale {scale!r}; {nearest(scale, (*SCALES, PUBLISHED))}")
     path = shipped_recipes().get((scale, task)) or shipped_recipes().get((scale, "*"))
     if path is None:
         raise BadInput(f"{task} has no recipe {scale!r}; 'longlens list recipes' shows all")

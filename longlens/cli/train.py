@@ -95,12 +95,12 @@ def _add_sections(parser: Parser, recipe: Recipe, task: str, mixers: list[str]) 
     title = f"mixer {mixers[0]}" if len(mixers) == 1 else "mixers (for those that have the option)"
     options = section_options("mixer", task, mixers)
     defaults = recipe.defaults("mixer", mixers[0]) if len(mixers) == 1 else dict.fromkeys(options)
-    add_task_options(parser, task, prefix="task.", other_prefix="", defaults=recipe.task)
+    add_task_options(parser, task, prefix="task.", other_prefix="", defaults=recipe.common("task", mixers))
     parser.add_options(title, options, prefix="mixer.", defaults=defaults)
     one = f"mixer {mixers[0]!r} has no option"
     parser.refusals["--mixer."] = one if len(mixers) == 1 else f"none of {', '.join(mixers)} has the option"
     for section in ("model", "training"):
-        parser.add_options(section, section_options(section, task, ()), defaults=getattr(recipe, section))
+        parser.add_options(section, section_options(section, task, ()), defaults=recipe.common(section, mixers))
 
 
 def add_task_options(parser: Parser, task: str, **how: Any) -> None:

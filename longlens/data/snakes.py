@@ -2,373 +2,298 @@
 
 A drawing has two long snakes, chains of paddles (short strokes), that start near each other in the middle, and some
 short ones that distract. One marker sits on the origin of a long snake, the other on the far end of the same snake
-(label 1) or of the other one (label 0). Curves grow by the rules of the original generator, but never cross, which they
-do in a third of its images of 32 × 32 pixels. All drawings of a pool grow at once, and every operation is exactly
-rounded, so that the bytes are the same everywhere.
+(label 1) or of the other one (label 0). The law of the drawings is that of the original generator:
 
-Positions are x and y in pixels; the pixel in row i and column j is the square from (j, i) to (j + 1, i + 1).
+- A snake goes on from its pivot, the middle of a gap, to a pixel of the circle around it, with a probability
+  ∝ cos²(continuity · bend) · (1 − the largest mask within the margin). Its paddle must not touch a mask or the frame.
+- A paddle enters the mask when the next one of its snake is there. So the newest paddles of the two long snakes do not
+  see each other, and the curves cross in a third of the images of 32 × 32 pixels.
+- A drawing in which a long snake is stuck is dropped. A short snake that finds no room is left out.
+
+What is ours: drawings grow together, and each positive has a negative that is alike in what is easily seen.
 """
 
 import functools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from longlens.data.datasets import Stream
+from longlens.data.paddles import ONE, PATHFINDER_32, Layout, Style, grow, make_stamps, move, paint
 from longlens.errors import BadInput
-from longlens.options import Even, Option
 
-_POOL = 1024  # drawings that grow together
-_PROPOSALS = 4  # of each kind for a new paddle; the first that fits is taken
-_PATIENCE = 6  # steps for each paddle of the long snakes before a drawing is given up
-_FAR = -1e6  # where paddles are that do not exist (yet): in nobody's way
-_CAP = 0.25  # pixels by which paint sticks out at each end of a paddle, as the original fills both end pixels of a line
-_BINS = (32, 16, 8)  # to a side of the image: of the distance of the markers, and of each from the center
-_TURN = 1024  # directions in a full turn; rounded, as the last bit of a cosine is not the same on all machines
-_COS = np.array([round(math.cos(2 * math.pi * i / _TURN) * 2**30) for i in range(_TURN)]) * 2.0**-30
-_SIN = np.roll(_COS, _TURN // 4)
-
-
-@dataclass(frozen=True)
-class Style:
-    """How drawings look: lengths in pixels, contrasts as parts of white. The defaults are Pathfinder-32, hard."""
-
-    size: int = 32
-    contour: int = 14  # paddles of a long snake
-    distractors: int = 5  # short snakes, at most: one that finds no room is left out, as in the original
-    distractor_length: int = 4  # paddles of a short snake
-    distractor_tries: int = 2  # before it is left out
-    paddle_length: float = 2.0
-    thickness: float = 0.5
-    gap: tuple[float, ...] = (2.0,)  # between the paddles of a straight snake; each drawing picks one
-    clearance: float = 2.0  # least distance between the center lines of paddles that are not neighbors in a snake
-    max_bend: float = 90.0  # degrees; the angle between neighbors has a density ∝ cos²(90° · angle / max_bend)
-    marker_radius: float = 1.5
-    seed_distance: float = 7.0  # between the origins of the long snakes, up to rounding to pixels
-    padding: float = 1.0  # a dark frame
-    contrast: float = 1.5  # of long snakes, clipped at white: a stroke thinner than a pixel covers but a part of it
-    distractor_contrast: float = 2.0
-    marker_contrast: float = 1.0
-
-    def __post_init__(self) -> None:
-        lengths = (self.size, self.paddle_length, self.thickness, self.marker_radius, self.seed_distance, *self.gap)
-        counts = (self.contour - 1, self.distractor_length, self.distractor_tries, self.distractors + 1, len(self.gap))
-        if min(lengths) <= 0 or min(counts) < 1 or not 0 < self.max_bend <= 180:
-            raise BadInput(f"a style needs positive lengths and counts, contour from 2, max_bend up to 180, got {self}")
-        if self.clearance <= self.paddle_length / 2:
-            raise BadInput(f"clearance must be above paddle_length / 2, where paddles cross, got {self.clearance:g}")
-
-    @property
-    def wall(self) -> float:
-        """How far the ends of paddles stay from the edge, so that no paint (corners, blur) is on the padding."""
-        return self.padding + 0.75 * self.thickness + _CAP + 0.21
-
-
-PATHFINDER_32 = Style()
-PATH_X = Style(
-    size=128,
-    distractors=16,  # as in the arena's image; its documentation says 8
-    distractor_tries=6,
-    paddle_length=5.0,
-    thickness=1.5,
-    gap=(4.0, 6.0),
-    clearance=5.5,
-    max_bend=50.0,
-    marker_radius=3.0,
-    seed_distance=20.0,
-    contrast=0.9,
-    distractor_contrast=0.9,
-    marker_contrast=0.9,
-)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything is in N drawings of up to P paddles."""
-
-    paddles: np.ndarray  # (4, N, P): x, y of the start and x, y of the end, on the way from the origin of the snake
-    snakes: np.ndarray  # (P,): the snake of each paddle, the long ones being 0 and 1; paddles of a snake are in order
-    present: np.ndarray  # (N, P): false for distractors that were left out
-    markers: np.ndarray  # (2, N, 2): x, y of the marker at an origin and x, y of the marker at a far end
-    labels: np.ndarray  # (N,) uint8: 1 if both markers are on the same snake
+_POOL = 4096  # drawings that grow together
+_TRIES = 3  # of each new paddle
+_SNAKE_TRIES = 5  # of each short snake
+_FREE = 76  # of 255: the most of a mask where a snake can begin
+_LEAST = 0.0001  # sum of the probabilities, before they are normalized, below which a snake is stuck
+_GUESSES = 16  # pixels where a short snake may begin, before all are looked at
+_ROUNDS = 20  # of pairing positives with negatives
+_FAR = -(10**6)  # where paddles are that do not exist: in nobody's way
 
 
 def draw(stream: Stream, count: int, style: Style = PATHFINDER_32) -> tuple[np.ndarray, np.ndarray]:
     """(count, size, size) uint8 images and (count,) uint8 labels, alternating 1, 0, 1, 0 …"""
-    plan = layout(stream, count, style)
-    return paint(plan, style), plan.labels
+    plans = layouts(stream, count, style)
+    order = (2 * stream.permutation(count // 2)[:, None] + np.arange(2)).ravel()
+    images = np.concatenate([paint(plan, style) for plan in plans])
+    return images[order], np.concatenate([plan.labels for plan in plans])[order]
 
 
-def layout(stream: Stream, count: int, style: Style = PATHFINDER_32) -> Layout:
-    """Grow drawings until there are enough, and pair positives with negatives whose markers are alike in position.
-
-    Unpaired, the distance of the markers would tell something of the label: those of a negative are on two snakes.
-    Large counts are cheaper for each image, as more drawings find a partner.
-    """
-    Option("count", Even).check(count)  # half of the images are positive
-    pools, tried, tally = [], 0, np.zeros((2, 64 * 16 * 16), np.int64)
-    while (found := 2 * int(tally.min(axis=0).sum())) < count:
-        if tried >= 4096 and 1000 * found < tried:
-            raise BadInput(
-                f"two snakes of {style.contour} paddles hardly fit into {style.size} × {style.size} pixels "
-                f"({tried} attempts gave {found} images): choose a larger size or a smaller contour"
-            )
-        drawings = min(_POOL, max(256, 8 * (count - found)))
-        scene = _add_distractors(stream, style, _grow_long_snakes(stream, style, drawings))
-        pools.append(_mark(stream, style, scene))
-        np.add.at(tally, pools[-1][2:], 1)
-        tried += drawings
-    paddles, markers = (np.concatenate([pool[part] for pool in pools], axis=1) for part in (0, 1))
-    labels, bins = (np.concatenate([pool[part] for pool in pools]) for part in (2, 3))
-    chosen = _pair(stream, labels, bins)[:count]
-    long, short = np.arange(2 * style.contour) % 2, np.arange(style.distractors).repeat(style.distractor_length) + 2
-    paddles, snakes = paddles[:, chosen], np.concatenate([long, short])
-    return Layout(paddles, snakes, paddles[0] > _FAR, markers[:, chosen], labels[chosen].astype(np.uint8))
+def layouts(stream: Stream, count: int, style: Style = PATHFINDER_32) -> list[Layout]:
+    """Drawings, a positive and a negative by turns, as many of each margin."""
+    if count < 2 or count % 2:
+        raise BadInput(f"count must be an even number of at least 2, got {count}")
+    if style.contour < 2 or style.distractors < 0 or not style.margins:
+        raise BadInput(f"a style must have a contour of at least 2, distractors from 0 on and margins, got {style}")
+    pairs = np.diff(np.arange(len(style.margins) + 1) * (count // 2) // len(style.margins)).tolist()
+    return [_Grower(stream, style, m).layout(2 * n) for m, n in zip(style.margins, pairs, strict=True) if n]
 
 
-@dataclass
-class _Scene:
-    """Unfinished drawings: their paddles (4, n, slots), and half the gap between them (n,)."""
+class _Grower:
+    """Grows drawings of one margin. Arrays are those of n drawings; paddles are pixels (n, p, 2) and stamps (n, p)."""
 
-    paddles: np.ndarray
-    margin: np.ndarray
+    def __init__(self, stream: Stream, style: Style, margin: int):
+        self.stream = stream
+        self.style = style
+        self.margin = margin
+        self.stamps = make_stamps(style, margin)
+        self.border = len(self.stamps.masks[0]) + margin  # around an image, so that nothing leaves an array
+        inner = np.zeros((max(style.size - 2 * style.padding, 0),) * 2, np.uint8)
+        self.frame = np.pad(inner, style.padding, constant_values=255)
+        self.grown_frame = np.pad(grow(self.frame, margin), self.border, constant_values=255)  # nothing ends outside
+        self.option_steps = self.stamps.steps[self.stamps.options]
+        reach = max(self.stamps.grown.shape[1], self.stamps.touching.shape[2]) // 2
+        self.near = style.length + margin + reach  # farther away from a pivot, nothing is in the way
+        self.cores = [self._find_core(mask) for mask in self.stamps.masks]
+        self.has_core = np.array([len(core) > 0 for core in self.cores])
+        most = max(map(len, self.cores))
+        self.core_table = np.stack([np.resize(core, (most, 2)) for core in self.cores])  # some pixels several times
+        self.seeds = self._find_seeds()
 
-    def take(self, which: np.ndarray) -> "_Scene":
-        return _Scene(self.paddles[:, which], self.margin[which])
+    def _find_core(self, mask: np.ndarray) -> np.ndarray:
+        """(k, 2): where a mask is full, as seen from the pixel before the first, in a window of the original's size.
+        Nothing, if it is outside of the image somewhere in the image: then the original finds no place anywhere."""
+        core = np.argwhere(mask == 255) - len(mask) // 2 + 1
+        core = core[(abs(core) <= self.style.length + self.margin).all(axis=1)]
+        corners = ((core * signs >= 0).all(axis=1).any() for signs in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
+        return core if all(corners) else core[:0]
+
+    def _find_seeds(self) -> list[tuple[int, np.ndarray]]:
+        """The directions that a first paddle can have in the middle of the image, and its pixels (m, 2)."""
+        size, far = self.style.size, 2 * self.style.seed_distance
+        middle = np.zeros((1, size, size), bool)
+        middle[:, far : size - far, far : size - far] = True
+        free = [self.free(self.with_border(middle), core)[0] for core in self.cores]
+        seeds = [(degree, np.argwhere(free[self.stamps.kinds[degree]])) for degree in range(360)]
+        seeds = [(degree, pixels) for degree, pixels in seeds if len(pixels)]
+        if not seeds:
+            raise BadInput(f"size must leave room for two curves in the middle, got {size}: choose a larger one")
+        return seeds
+
+    def with_border(self, low: np.ndarray) -> np.ndarray:
+        return np.pad(low, [(0, 0), (self.border, self.border), (self.border, self.border)], constant_values=True)
+
+    def free(self, low: np.ndarray, core: np.ndarray) -> np.ndarray:
+        """(n, size, size): whether all pixels of a core are low, in drawings with a border."""
+        size = self.style.size
+        parts = [low[:, y : y + size, x : x + size] for y, x in self.border + core]
+        return functools.reduce(np.logical_and, parts) if parts else np.zeros((len(low), size, size), bool)
+
+    def layout(self, count: int) -> Layout:
+        """Grow long snakes until there are enough pairs of a positive and a negative, then the short ones of these."""
+        style, pools, tried, wanted = self.style, [], 0, 1.3 * count
+        chosen = np.empty((0, 2), np.int64)
+        while len(chosen) < count:
+            pools.append(self.long_snakes(_POOL))
+            tried, found = tried + _POOL, sum(len(pixels) for pixels, *_ in pools)
+            if tried >= 2**16 and found < tried / 2**14:
+                raise BadInput(
+                    f"two curves of {style.contour} paddles hardly fit into {style.size} × {style.size} pixels "
+                    f"({tried:,} attempts gave {found}): choose a larger size or a smaller contour"
+                )
+            if found >= wanted:
+                pools = [tuple(np.concatenate(part) for part in zip(*pools, strict=True))]
+                chosen = self.pair(pools[0][0], pools[0][2])
+                wanted = found + max(1, count - len(chosen))
+        (pixels, directions, _), (drawing, option) = pools[0], chosen[:count].T
+        pixels, directions, rows = pixels[drawing], directions[drawing], np.arange(count)
+        markers = np.stack([pixels[rows, option // 2], pixels[rows, 2 * style.contour - 2 + option % 2]], axis=1)
+        pixels, directions = self.short_snakes(pixels, directions)
+        return Layout(self.margin, pixels, directions, markers, (option // 2 == option % 2).astype(np.uint8))
+
+    def long_snakes(self, drawings: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pixels (n, 2 · contour, 2), directions and ink of those drawings in which both long snakes are whole."""
+        stream, style, stamps = self.stream, self.style, self.stamps
+        pixels = np.zeros((drawings, 2 * style.contour, 2), np.int64)
+        directions = np.zeros((drawings, 2 * style.contour), np.int64)
+        seeds = [self.seeds[number] for number in stream.integers(len(self.seeds), drawings)]
+        directions[:, 0] = [direction for direction, _ in seeds]
+        luck = stream.uniform((drawings,)).tolist()
+        pixels[:, 0] = [places[int(part * len(places))] for (_, places), part in zip(seeds, luck, strict=True)]
+        ring = np.array([move(style.seed_distance, math.radians(degree), round) for degree in range(360)])
+        pixels[:, 1] = pixels[:, 0] + ring[stream.integers(360, drawings)]
+        directions[:, 1] = stream.integers(360, drawings)
+        begin = self.begins(pixels[:, :2], directions[:, :2]).all(axis=1)
+        pixels, directions = pixels[begin], directions[begin]
+        pivots = pixels[:, :2] + stamps.heads[directions[:, :2], 1]
+        for slot in range(2, 2 * style.contour):
+            seen = pixels[:, : slot - 2], stamps.kinds[directions[:, : slot - 2]]
+            fits, *found = self.extend(pivots[:, slot % 2], directions[:, slot - 2], *seen)
+            pixels, directions, pivots = pixels[fits], directions[fits], pivots[fits]
+            pixels[:, slot], directions[:, slot], pivots[:, slot % 2] = found
+        plan = Layout(self.margin, pixels, directions, pixels[:, [0, 0]], np.zeros(len(pixels), np.uint8))
+        return pixels, directions, paint(plan, style).sum(axis=(1, 2), dtype=np.int64)
+
+    def begins(self, pixels: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Whether first paddles end in the image, and have their pivots there."""
+        ends = pixels[..., None, :] + self.stamps.heads[directions]
+        return np.all((ends >= 0) & (ends < self.style.size), axis=(-1, -2))
+
+    def extend(
+        self, pivot: np.ndarray, direction: np.ndarray, pixels: np.ndarray, kinds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Whether snakes go on (n,) among the paddles they see; of those that do, the ends, directions and pivots."""
+        stamps = self.stamps
+        pivot, options = pivot + stamps.turns[direction], stamps.options[direction]
+        ends = pivot[:, None] + self.option_steps[direction]
+        row, other = np.nonzero(abs(pixels - pivot[:, None]).max(axis=2) < self.near)
+        pixels, kinds = pixels[row, other], kinds[row, other]  # (m, 2), (m,): those that may be in the way
+        weights = (255 - self.blocked(ends, row, pixels, kinds).astype(np.int64)) * stamps.weights[direction]
+        sums = weights.cumsum(axis=1)
+        choice, left = np.full(len(pivot), -1), np.flatnonzero(sums[:, -1] >= _LEAST * 255 * ONE)
+        for _ in range(_TRIES):
+            aim, tried = self.stream.uniform((len(left),)) * sums[left, -1], np.zeros(len(pivot), np.int64)
+            tried[left] = (sums[left] > aim[:, None]).argmax(axis=1)
+            fits = np.zeros(len(pivot), bool)
+            fits[left] = True
+            which = np.flatnonzero(fits[row])
+            kind, end = stamps.kinds[360 + options[left, tried[left]]], ends[left, tried[left]]
+            fits[left] = self.inside_frame(end, kind)
+            new = stamps.kinds[360 + options[row[which], tried[row[which]]]]
+            way = ends[row[which], tried[row[which]]] - pixels[which]
+            fits[row[which][_look_up(stamps.touching, (new, kinds[which]), way)]] = False
+            choice[fits] = tried[fits]
+            left = left[~fits[left]]
+        fits = choice >= 0
+        row, choice = np.flatnonzero(fits), choice[fits]
+        return fits, ends[row, choice], 360 + options[row, choice], pivot[row]
+
+    def blocked(self, ends: np.ndarray, row: np.ndarray, pixels: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+        """(n, c) uint8: the largest mask within the margin of pixels (n, c, 2): of paddles (m,) of drawings ``row``."""
+        found = self.grown_frame[ends[..., 0] + self.border, ends[..., 1] + self.border]
+        if len(row):
+            masks = _look_up(self.stamps.grown, (kinds[:, None],), ends[row] - pixels[:, None])
+            first = np.flatnonzero(np.diff(row, prepend=-1))  # of the paddles of a drawing
+            found[row[first]] = np.maximum(found[row[first]], np.maximum.reduceat(masks, first, axis=0))
+        return found
+
+    def inside_frame(self, ends: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+        """(n,): whether the masks of paddles do not touch the frame."""
+        low, high = ends + self.stamps.hard[kinds, 0], ends + self.stamps.hard[kinds, 1]
+        return np.all((low >= self.style.padding) & (high < self.style.size - self.style.padding), axis=1)
+
+    def pair(self, pixels: np.ndarray, ink: np.ndarray) -> np.ndarray:
+        """(m, 2) drawings, and the marks of each, 2 · origin + end: by turns a positive and a negative that are alike
+        in the places of their markers, in their ink, and in the number of paddles around the origin. Otherwise these
+        would tell something of the label."""
+        size, cells, drawings = self.style.size, self.style.cells, len(pixels)
+        left, pairs = np.arange(drawings), []
+        ink = ink.argsort(kind="stable").argsort() * (cells - 2) // drawings
+        for _ in range(_ROUNDS):
+            option = self.stream.integers(4, len(left))
+            origin, end = pixels[left, option // 2], pixels[left, 2 * self.style.contour - 2 + option % 2]
+            near = (abs(pixels[left] - origin[:, None]) < size / 5).all(axis=2).sum(axis=1) // 4
+            alike = (*(end * cells // size).T, *(origin * 8 // size).T, ink[left], np.minimum(near, 15))
+            bins = functools.reduce(lambda number, part: 16 * number + part, alike)
+            partners = match(bins, option // 2 == option % 2)
+            pairs.append(np.stack([left[partners], option[partners]], axis=-1))
+            left = np.delete(left, partners)
+        together = np.concatenate(pairs)
+        return together[self.stream.permutation(len(together))].reshape(-1, 2)
+
+    def short_snakes(self, pixels: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels (n, P, 2) and directions of all paddles, those of the short snakes among them."""
+        style, drawings = self.style, len(pixels)
+        long, length, forgotten = 2 * style.contour, style.distractor_length, 2 * style.contour - 2
+        extra = style.distractors * length
+        pixels = np.concatenate([pixels, np.full((drawings, extra, 2), _FAR)], axis=1)
+        directions = np.concatenate([directions, np.full((drawings, extra), -1)], axis=1)
+        # The original forgets the last paddle of the first snake.
+        hidden, pixels[:, forgotten] = pixels[:, forgotten].copy(), _FAR
+        low = np.repeat(self.with_border(self.frame[None] <= _FREE), drawings, axis=0)
+        self.take_room(low, np.arange(drawings), pixels[:, :long], directions[:, :long])
+        for first in range(long, long + extra, length):
+            missing, own = np.arange(drawings), slice(first, first + length)
+            seen = pixels[:, :first], self.stamps.kinds[directions[:, :first]]
+            for _ in range(_SNAKE_TRIES):
+                done, *found = self.short_snake(missing, low, *seen)
+                pixels[done, own], directions[done, own] = found
+                missing = np.setdiff1d(missing, done, assume_unique=True)
+            self.take_room(low, np.arange(drawings), pixels[:, own], directions[:, own])
+        pixels[:, forgotten] = hidden
+        return pixels, directions
+
+    def take_room(self, low: np.ndarray, rows: np.ndarray, pixels: np.ndarray, directions: np.ndarray) -> None:
+        """Note in drawings where the masks of paddles are."""
+        masks, size = self.stamps.masks[self.stamps.kinds[directions]] > _FREE, self.style.size
+        row, paddle, y, x = np.nonzero(masks)
+        y, x = y + pixels[row, paddle, 0] - masks.shape[2] // 2, x + pixels[row, paddle, 1] - masks.shape[2] // 2
+        inside = (y >= 0) & (y < size) & (x >= 0) & (x < size)
+        low[rows[row[inside]], y[inside] + self.border, x[inside] + self.border] = False
+
+    def short_snake(
+        self, rows: np.ndarray, low: np.ndarray, pixels: np.ndarray, kinds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Those of the drawings in which there is room for one, and its pixels (m, length, 2) and directions."""
+        rows, begin, direction = self.find_room(rows, low)
+        pivot = begin + self.stamps.heads[direction, 1]
+        own, directions = begin[:, None], direction[:, None]
+        for _ in range(self.style.distractor_length - 1):
+            seen = np.concatenate([pixels[rows], own[:, :-1]], axis=1)
+            seen_kinds = np.concatenate([kinds[rows], self.stamps.kinds[directions[:, :-1]]], axis=1)
+            fits, end, direction, pivot = self.extend(pivot, direction, seen, seen_kinds)
+            rows = rows[fits]
+            own = np.concatenate([own[fits], end[:, None]], axis=1)
+            directions = np.concatenate([directions[fits], direction[:, None]], axis=1)
+        return rows, own, directions
+
+    def find_room(self, rows: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Those of the drawings in which a snake can begin, its first pixel and its direction: a random one, and for it
+        a random pixel at which the core of the mask is free."""
+        size, direction = self.style.size, self.stream.integers(360, len(rows))
+        kinds, luck = self.stamps.kinds[direction], self.stream.uniform((len(rows),))
+        pixels = np.full((len(rows), 2), _FAR)
+        guesses = np.stack(np.divmod(self.stream.integers(size**2, (len(rows), _GUESSES)), size), axis=-1)
+        y, x = np.moveaxis(guesses[:, :, None] + self.core_table[kinds, None] + self.border, -1, 0)
+        free = np.all(low[rows[:, None, None], y, x], axis=2) & self.has_core[kinds, None]
+        hit = np.flatnonzero(np.any(free, axis=1))
+        pixels[hit] = guesses[hit, free[hit].argmax(axis=1)]
+        missed = ~np.any(free, axis=1) & self.has_core[kinds]
+        for kind in np.unique(kinds[missed]):
+            own = np.flatnonzero(missed & (kinds == kind))
+            free = self.free(low[rows[own]], self.cores[kind]).reshape(len(own), size**2)
+            place = (free.cumsum(axis=1) > (luck[own] * free.sum(axis=1))[:, None]).argmax(axis=1)
+            pixels[own] = np.where(np.any(free, axis=1)[:, None], np.stack(np.divmod(place, size), axis=1), _FAR)
+        found = self.begins(pixels, direction)
+        return rows[found], pixels[found], direction[found]
 
 
-def _grow_long_snakes(stream: Stream, style: Style, drawings: int) -> _Scene:
-    """Two long snakes that grow by turns, paddle i of snake s in slot 2i + s; drawings that stay stuck are dropped."""
-    total = 2 * style.contour
-    gap = np.array(style.gap)[stream.integers(len(style.gap), drawings)]
-    scene = _seed(stream, style, _Scene(np.full((4, drawings, total), _FAR), gap / 2))
-    slot = np.full(len(scene.margin), 2)  # where each drawing goes on
-    for _ in range(_PATIENCE * total):
-        growing = np.flatnonzero(slot < total)
-        if not len(growing):
-            break
-        part, at = scene.take(growing), slot[growing]
-        found, paddle = _settle(style, part, at, _continue(stream, style, part, at - 2), neighbor=at - 2)
-        scene.paddles[:, growing[found], at[found]] = paddle[:, found]
-        slot[growing[found]] += 1
-        stuck = growing[~found]
-        slot[stuck] = np.maximum(2, slot[stuck] - 1 - stream.integers(style.contour // 2 + 1, len(stuck)))
-        scene.paddles[:, stuck] = np.where(np.arange(total) < slot[stuck, None], scene.paddles[:, stuck], _FAR)
-    return scene.take(slot == total)
+def _look_up(table: np.ndarray, kinds: tuple[np.ndarray, ...], offsets: np.ndarray) -> np.ndarray:
+    """Values of squares (…, side, side) at offsets (…, 2) from their middles; those beyond are on the rim."""
+    reach = table.shape[-1] // 2
+    offsets = np.minimum(np.maximum(offsets, -reach), reach) + reach
+    return table[(*kinds, offsets[..., 0], offsets[..., 1])]
 
 
-def _seed(stream: Stream, style: Style, scene: _Scene) -> _Scene:
-    """The first paddles of the long snakes: one near the middle, from which all sides are far, one near the first."""
-    shape = (len(scene.margin), _PROPOSALS)
-    spread = max(style.size / 2 - 2 * style.seed_distance, style.size / 16)
-    origin = style.size / 2 + stream.uniform((2, shape[0], 1), -spread, spread).repeat(_PROPOSALS, axis=2)
-    found = np.ones(shape[0], bool)
-    for snake, around in enumerate((0.0, style.seed_distance)):
-        proposals = _start(stream, style, origin + around * _directions(stream, shape))
-        fits, scene.paddles[:, :, snake] = _settle(style, scene, np.full(shape[0], snake), proposals)
-        found &= fits
-    return scene.take(found)
-
-
-def _add_distractors(stream: Stream, style: Style, scene: _Scene) -> _Scene:
-    """Short snakes at random places, one after the other."""
-    drawings, extra = len(scene.margin), style.distractors * style.distractor_length
-    scene = _Scene(np.concatenate([scene.paddles, np.full((4, drawings, extra), _FAR)], axis=2), scene.margin)
-    for first in range(2 * style.contour, 2 * style.contour + extra, style.distractor_length):
-        slots, missing = slice(first, first + style.distractor_length), np.arange(drawings)
-        for _ in range(style.distractor_tries):
-            if not len(missing):
-                break
-            part = scene.take(missing)
-            done = _grow_distractor(stream, style, part, first)
-            scene.paddles[:, missing[done], slots] = part.paddles[:, done, slots]
-            missing = missing[~done]
-    return scene
-
-
-def _grow_distractor(stream: Stream, style: Style, scene: _Scene, first: int) -> np.ndarray:
-    """Put a short snake into the slots from ``first``; (n,) whether all of it fits."""
-    shape = (2, len(scene.margin), _PROPOSALS)
-    proposals, neighbor = _start(stream, style, stream.uniform(shape, style.wall, style.size - style.wall)), None
-    done = np.ones(shape[1], bool)
-    for i in range(first, first + style.distractor_length):
-        slot = np.full(shape[1], i)
-        fits, scene.paddles[:, :, i] = _settle(style, scene, slot, proposals, neighbor)
-        done &= fits
-        proposals, neighbor = _continue(stream, style, scene, slot), slot
-    return done
-
-
-def _start(stream: Stream, style: Style, origin: np.ndarray) -> np.ndarray:
-    """First paddles (4, n, k) of snakes, from the pixels at (2, n, k) into random directions."""
-    start = np.floor(origin) + 0.5
-    return np.concatenate([start, start + style.paddle_length * _directions(stream, origin.shape[1:])])
-
-
-def _continue(stream: Stream, style: Style, scene: _Scene, last: np.ndarray) -> np.ndarray:
-    """Next paddles (4, n, k) of the snakes whose last paddles are in slots (n,).
-
-    A snake bends in joints in the middle of its gaps. A paddle ends in the center of a pixel, as in the original: then
-    an upright one lights a single column.
-    """
-    paddle = scene.paddles[:, np.arange(len(last)), last]
-    heading = (paddle[2:] - paddle[:2]) / style.paddle_length
-    joint = (paddle[2:] + scene.margin * heading)[:, :, None]
-    bends, shape = _bends(style.max_bend), (len(last), _PROPOSALS)
-    likely, possible = bends[stream.integers(len(bends), shape)], bends[-1] - stream.integers(2 * bends[-1] + 1, shape)
-    bend = np.concatenate([likely, possible], axis=1)  # where no likely one fits, at a wall for instance, any will do
-    cos, sin, (x, y) = _COS[bend], _SIN[bend], heading[:, :, None]
-    turned = np.stack([x * cos - y * sin, x * sin + y * cos])
-    end = np.floor(joint + (scene.margin + style.paddle_length)[:, None] * turned) + 0.5
-    x, y = end - joint
-    heading = np.stack([x, y]) / np.sqrt(x * x + y * y)
-    return np.concatenate([end - style.paddle_length * heading, end])
-
-
-def _directions(stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
-    """Random unit vectors (2, *shape)."""
-    angle = stream.integers(_TURN, shape)
-    return np.stack([_COS[angle], _SIN[angle]])
-
-
-@functools.lru_cache
-def _bends(max_bend: float) -> np.ndarray:
-    """Angles in parts of a turn, in order, each as often as it is likely."""
-    bends = np.arange(1 - (most := math.ceil(max_bend * _TURN / 360)), most)
-    return bends.repeat([math.ceil(64 * math.cos(math.pi / 2 * bend / most) ** 2) for bend in bends.tolist()])
-
-
-def _settle(
-    style: Style, scene: _Scene, slot: np.ndarray, proposals: np.ndarray, neighbor: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The first of the proposed paddles (4, n, k) that fits into slots (n,): if there is one (n,), and it (4, n)."""
-    start, end = proposals[:2], proposals[2:]
-    ahead = end + (60.0 / style.max_bend) * (end - start)  # who cannot turn fast must not come near a wall head on
-    total, disc = 2 * style.contour, max(style.wall, style.padding + style.marker_radius)  # markers need room as well
-    room_at_start = np.where(slot < 2, disc, style.wall)[:, None]
-    room_at_end = np.where((slot >= total - 2) & (slot < total), disc, style.wall)[:, None]
-    fits = np.ones(proposals.shape[1:], bool)
-    for points, room in ((start, room_at_start), (end, room_at_end), (ahead, style.wall)):
-        inside = (points >= room) & (points <= style.size - room)
-        fits &= inside[0] & inside[1]
-    _exclude_collisions(style, fits, proposals, scene.paddles[:, :, : slot.max(initial=0)], neighbor)
-    drawing, choice = np.arange(len(fits)), fits.argmax(axis=1)
-    return fits[drawing, choice], proposals[:, drawing, choice]
-
-
-def _exclude_collisions(
-    style: Style, fits: np.ndarray, proposed: np.ndarray, present: np.ndarray, neighbor: np.ndarray | None
-) -> None:
-    """Make ``fits`` (n, k) false for paddles (4, n, k) too near to others (4, n, p) of the drawing, bar neighbors."""
-    reach = style.paddle_length + style.clearance  # paddles whose middles are farther apart are never too near
-    middle, middles = (proposed[:2] + proposed[2:]) / 2, (present[:2] + present[2:]) / 2
-    low, high = middle.min(axis=2, keepdims=True) - reach, middle.max(axis=2, keepdims=True) + reach
-    near = (middles > low) & (middles < high)
-    near = near[0] & near[1]  # (n, p), to any of the k
-    if neighbor is not None:
-        near[np.arange(len(neighbor)), neighbor] = False
-    drawing, other = np.nonzero(near)
-    dx, dy = middle[:, drawing] - middles[:, drawing, other][:, :, None]
-    pair, proposal = np.nonzero((dx * dx + dy * dy < reach * reach) & fits[drawing])
-    drawing, other = drawing[pair], other[pair]
-    a, b = proposed[:, drawing, proposal], present[:, drawing, other]
-    # The distance of segments is that of an end from the other one, unless they cross: then this is at most half a
-    # paddle, which is less than any clearance.
-    ends = [_from_point(a, b[:2]), _from_point(a, b[2:]), _from_point(b, a[:2]), _from_point(b, a[2:])]
-    bad = functools.reduce(np.minimum, ends) < style.clearance * style.clearance
-    fits[drawing[bad], proposal[bad]] = False
-
-
-def _from_point(segment: np.ndarray, point: np.ndarray) -> np.ndarray:
-    """Squared distances (m,) of points (2, m) from segments (4, m)."""
-    x, y = segment[2:] - segment[:2]
-    px, py = point - segment[:2]
-    along = np.clip((px * x + py * y) / (x * x + y * y), 0.0, 1.0)
-    dx, dy = px - along * x, py - along * y
-    return dx * dx + dy * dy
-
-
-def _mark(stream: Stream, style: Style, scene: _Scene) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Where markers do not touch: paddles (4, n, P), markers (2, n, 2), labels (n,), and bins (n,) of marker positions.
-
-    Markers of the same bin are about as far apart, and as far from the center of the image.
-    """
-    snake, label = stream.integers(2, (2, len(scene.margin)))
-    drawing, last = np.arange(len(snake)), 2 * style.contour - 2 + np.where(label == 1, snake, 1 - snake)
-    origin, far = scene.paddles[:2, drawing, snake], scene.paddles[2:, drawing, last]
-    center, distance = style.size / 2, _length(far - origin)
-    bins = np.zeros(len(snake), np.int64)
-    for length, parts in zip((distance, _length(far - center), _length(origin - center)), _BINS, strict=True):
-        bins = 16 * bins + np.floor(length * (parts / style.size)).astype(np.int64)
-    apart = distance >= 2 * style.marker_radius + 1
-    return scene.paddles[:, apart], np.stack([origin.T, far.T])[:, apart], label[apart], bins[apart]
-
-
-def _length(vector: np.ndarray) -> np.ndarray:
-    """(n,) of vectors (2, n)."""
-    return np.sqrt(vector[0] * vector[0] + vector[1] * vector[1])
-
-
-def _pair(stream: Stream, labels: np.ndarray, bins: np.ndarray) -> np.ndarray:
-    """Drawings, by turns a positive and a negative from the same bin, the pairs in random order."""
+def match(bins: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(m, 2): positives and as many negatives, each of the bin of its partner."""
     which, keys = [], []
-    for label in (1, 0):
-        sorted_by_bin = np.flatnonzero(labels == label)
-        sorted_by_bin = sorted_by_bin[np.argsort(bins[sorted_by_bin], kind="stable")]
-        own = bins[sorted_by_bin]
-        rank = np.arange(len(own)) - np.searchsorted(own, own)  # within the bin
-        which.append(sorted_by_bin)
-        keys.append(own * len(labels) + rank)
+    for label in (True, False):
+        own = np.flatnonzero(labels == label)
+        own = own[np.argsort(bins[own], kind="stable")]
+        rank = np.arange(len(own)) - np.searchsorted(bins[own], bins[own])  # within the bin
+        which.append(own)
+        keys.append(bins[own] * len(labels) + rank)
     _, positive, negative = np.intersect1d(*keys, assume_unique=True, return_indices=True)
-    pairs = np.stack([which[0][positive], which[1][negative]], axis=1)
-    return pairs[stream.permutation(len(pairs))].ravel()
-
-
-def paint(plan: Layout, style: Style) -> np.ndarray:
-    """(N, size, size) uint8 images; where strokes overlap, the brightest counts."""
-    return np.concatenate([_paint(plan, style, slice(i, i + _POOL)) for i in range(0, len(plan.labels), _POOL)])
-
-
-def _paint(plan: Layout, style: Style, which: slice) -> np.ndarray:
-    half, thick = style.paddle_length / 2 + _CAP, style.thickness / 2
-    reach = math.ceil(max(math.hypot(half + 0.5, thick + 0.5), style.marker_radius + 0.5) - 0.5)
-    markers = plan.markers[:, which]
-    canvas = np.zeros((markers.shape[1], style.size + 2 * reach, style.size + 2 * reach), np.uint8)
-    for slot, snake in enumerate(plan.snakes):
-        here = np.flatnonzero(plan.present[which, slot])
-        paddle = plan.paddles[:, which, slot][:, here]
-        dx, dy, pixels = _window(canvas, here, (paddle[:2] + paddle[2:]) / 2, reach)
-        ux, uy = ((paddle[2:] - paddle[:2]) / style.paddle_length)[:, :, None, None]
-        cover = _overlap(dx * ux + dy * uy, half) * _overlap(dy * ux - dx * uy, thick)
-        _lighten(canvas, pixels, (style.contrast if snake < 2 else style.distractor_contrast) * cover)
-    for marker in markers:
-        dx, dy, pixels = _window(canvas, np.arange(len(marker)), marker.T, reach)
-        cover = np.clip(style.marker_radius + 0.5 - np.sqrt(dx * dx + dy * dy), 0.0, 1.0)
-        _lighten(canvas, pixels, style.marker_contrast * cover)
-    return canvas[:, reach:-reach, reach:-reach]
-
-
-def _window(
-    canvas: np.ndarray, which: np.ndarray, center: np.ndarray, reach: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels around centers (2, m): offsets in x (m, 1, w) and in y (m, w, 1), and places in the canvas (m, w, w).
-
-    The canvas is larger than the image by the reach on each side, so that a window never leaves it.
-    """
-    side, around = canvas.shape[1], np.arange(-reach, reach + 1)
-    column, row = np.floor(center).astype(np.int64)[:, :, None] + around
-    dx, dy = column + 0.5 - center[0][:, None], row + 0.5 - center[1][:, None]
-    rows = which[:, None] * side + row + reach
-    return dx[:, None, :], dy[:, :, None], rows[:, :, None] * side + (column + reach)[:, None, :]
-
-
-def _overlap(offset: np.ndarray, half: float) -> np.ndarray:
-    """How much of a pixel is in a stripe of width 2 · half, at an offset from the middle of the stripe."""
-    return np.clip(half + 0.5 - np.abs(offset), 0.0, min(1.0, 2 * half))
-
-
-def _lighten(canvas: np.ndarray, pixels: np.ndarray, light: np.ndarray) -> None:
-    """Raise pixels, all of them different, to the light, of which 1 is white."""
-    flat = canvas.reshape(-1)
-    flat[pixels] = np.maximum(flat[pixels], np.floor(255 * np.minimum(light, 1.0) + 0.5).astype(np.uint8))
+    return np.stack([which[0][positive], which[1][negative]], axis=1)

@@ -32,9 +32,10 @@ class BlockSparseAttention(MultiHead):
         block_size: Number of tokens in a block.
         window_blocks: Odd number of blocks around each, itself included.
         global_blocks: Number of first blocks that attend to all and that all attend to.
-        random_blocks: Number of random blocks that a block attends to, others in each head.
-        seed: Seed of the random blocks.
+        random_blocks: Number of random blocks that a block attends to, others in each head and each layer of a model.
+        seed: Seed of the random blocks, to which the number of the layer is added.
         max_length: Length of the longest sequence; in longer ones the random blocks repeat.
+        number: Place of the layer in its model, from 0.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class BlockSparseAttention(MultiHead):
         dropout: Probability = 0.0,
         rotary: bool = False,
         max_length: Size = MAX_LENGTH,
+        number: Count = 0,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
         self.block_size, self.reach = block_size, window_blocks // 2
-        self.global_blocks, self.seed = global_blocks, seed
+        self.global_blocks, self.seed = global_blocks, seed + number
         self.bidirectional = bidirectional
         shape, device = (heads, -(-max_length // block_size), random_blocks), factory.get("device")
         self.chosen = nn.Buffer(torch.empty(shape, dtype=torch.int64, device=device))

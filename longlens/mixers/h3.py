@@ -2,7 +2,8 @@
 
     q, k, v = W x;   k̃ = s * k + e ⊙ k;   S = k̃ ⊗ v  (per head);   y = out(q · (κ * S + skip ⊙ S))
 
-s (D, N): the kernel of the shift state space, whose state is the last N inputs: N taps.
+s (D, N): the kernel of the shift state space, x_t[n] = x_{t-1}[n-1] + b[n]·k_t, s[l] = Σ_n c[n+l]·b[n]. It starts with
+b = e₁, for which the state is the last N inputs, and c are N taps.
 κ (D/d, L): that of a diagonal one of N states for each head, S4D with the bilinear rule:
 
     κ[l] = 2·Re Σ_n C_n·B̄_n·Ā_n^l,   Ā = (1 + ΔA/2)/(1 - ΔA/2),   B̄ = Δ/(1 - ΔA/2)
@@ -11,7 +12,7 @@ A head is d channels, with S (d, d); for d = 1 all products are elementwise.
 """
 
 import math
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ from longlens.options import Even, Positive, Size
         cost="L log L",
         state="(1 + head_dim)·state_size·D",
     ),
+    size_note="its shift has two vectors of state_size numbers for each channel",
 )
 class H3(nn.Module):
     """Linear attention over two state spaces. (B, L, D) -> (B, L, D). The defaults are those of the official code but
@@ -45,10 +47,9 @@ class H3(nn.Module):
     Args:
         head_dim: Width d of a head, which divides the width of the layer; memory and time grow with it.
         state_size: State size N of both state spaces, even.
+        learn_shift: Learn the input vector of the shift state space; otherwise its state is the last N keys.
         tied_a: Share one A among all heads; otherwise, as published, there are state_size·D/head_dim parameters more.
     """
-
-    kernel_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "a_real", "a_imag")
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class H3(nn.Module):
         *,
         head_dim: Size = 1,
         state_size: Even = 64,
+        learn_shift: bool = True,
         tied_a: bool = True,
         dt_min: Positive = 1e-3,
         dt_max: Positive = 0.1,
@@ -69,7 +71,9 @@ class H3(nn.Module):
         heads, pairs = d_model // head_dim, state_size // 2
         self.in_proj = nn.Linear(d_model, 3 * d_model, **factory)
         self.out_proj = nn.Linear(d_model, d_model, **factory)
-        self.taps = nn.Parameter(torch.empty(d_model, state_size, **factory))  # s
+        self.taps = nn.Parameter(torch.empty(d_model, state_size, **factory))  # c
+        self.shift = nn.Parameter(torch.empty(d_model, state_size, **factory)) if learn_shift else None  # b
+        self.kernel_parameters: tuple[str, ...] = ("log_dt", "a_real", "a_imag") + ("shift",) * learn_shift
         self.key_skip = nn.Parameter(torch.empty(d_model, **factory))  # e
         self.log_dt = nn.Parameter(torch.empty(heads, 1, **factory))
         self.a_real = nn.Parameter(torch.empty(1 if tied_a else heads, pairs, **factory))  # the logarithm of -Re A
@@ -84,6 +88,8 @@ class H3(nn.Module):
         self.in_proj.reset_parameters()
         self.out_proj.reset_parameters()
         nn.init.uniform_(self.taps, -(self.state_size**-0.5), self.state_size**-0.5)
+        if self.shift is not None:
+            self.shift.zero_()[:, 0] = 1
         log_uniform_(self.log_dt, self.dt_min, self.dt_max)
         nn.init.constant_(self.a_real, math.log(0.5))
         self.a_imag.copy_(s4d_frequencies("lin", self.state_size).expand_as(self.a_imag))
@@ -95,9 +101,16 @@ class H3(nn.Module):
         check_inputs(x, mask, self.d_model)
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         key, value = hide_padding(key, mask), hide_padding(value, mask)
-        memory = self._write(long_conv(key, self.taps) + self.key_skip * key, value)
+        memory = self._write(long_conv(key, self.shift_kernel()) + self.key_skip * key, value)
         kernel = self.kernel(x.shape[1]).repeat_interleave(self.head_dim**2, dim=0)
         return self._read(query, long_conv(memory, kernel), memory)
+
+    def shift_kernel(self) -> Tensor:
+        """s (D, N)."""
+        if self.shift is None:
+            return self.taps
+        later = F.pad(self.taps, (0, self.state_size - 1)).unfold(1, self.state_size, 1)  # c[n+l]: (D, N, N)
+        return (later * self.shift.unsqueeze(1)).sum(-1)
 
     def kernel(self, length: int) -> Tensor:
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
@@ -109,7 +122,7 @@ class H3(nn.Module):
         keys, states = (x.new_zeros(len(x), *self.taps.T.shape), None) if state is None else state
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         keys = torch.cat([key.unsqueeze(1), keys[:, :-1]], dim=1)
-        memory = self._write((self.taps.T * keys).sum(1) + self.key_skip * key, value)
+        memory = self._write((self.shift_kernel().T * keys).sum(1) + self.key_skip * key, value)
         modes = s4d_modes(*self.system(), "bilinear")
         weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in modes)
         recalled, states = step_exponentials(weights, rates, memory, states)
@@ -138,11 +151,12 @@ def h3_reference(layer: H3, x: Tensor) -> Tensor:
     """(B, L, D) -> (B, L, D), by the formula above, with both state spaces as recurrences of H = D/d heads."""
     c, a, dt = (part[:, None, None] for part in layer.system())  # (H or 1, 1, 1, N/2 or 1)
     decay, inputs = (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)  # Ā, B̄
-    recent = x.new_zeros(x.shape[0], layer.d_model, layer.state_size)  # the last N keys
+    recent = x.new_zeros(x.shape[0], layer.d_model, layer.state_size)  # of the shift
+    shift = F.one_hot(torch.tensor(0), layer.state_size) if layer.shift is None else layer.shift
     states, outputs = torch.zeros_like(c), []
     for x_t in x.unbind(1):
         q, k, v = F.linear(x_t, layer.in_proj.weight, layer.in_proj.bias).chunk(3, dim=-1)
-        recent = torch.cat([k.unsqueeze(-1), recent[..., :-1]], dim=-1)
+        recent = F.pad(recent[..., :-1], (1, 0)) + shift * k.unsqueeze(-1)
         k = (layer.taps * recent).sum(-1) + layer.key_skip * k
         q, k, v = (part.unflatten(-1, (-1, layer.head_dim)) for part in (q, k, v))  # (B, H, d)
         outer = k.unsqueeze(-1) * v.unsqueeze(-2)  # (B, H, d, d)

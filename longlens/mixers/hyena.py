@@ -5,6 +5,7 @@ implicit filters between gates. For order 2, with projections q, k, v (B, L, D) 
 
 A higher order repeats it, v ← h * (x ⊙ v) + skip ⊙ (x ⊙ v), with a projection x and filters h (D, L) of its own each
 time. T is the longest length, so that a filter is the same for all; the MLP has sine activations of learned frequency.
+The features of the positions up to T are learned from there, but not the t/T of the window.
 """
 
 import math
@@ -25,18 +26,35 @@ from longlens.options import Positive, Several, Size
 
 @no_autocast  # in bfloat16 neighboring positions would be the same
 def implicit_filters(
-    parameters: Sequence[Tensor], frequency: Tensor, features: Tensor, rates: Tensor, shift: float = 0.0
+    parameters: Sequence[Tensor],
+    frequency: Tensor,
+    features: Tensor,
+    time: Tensor,
+    rates: Tensor,
+    shift: float = 0.0,
 ) -> Tensor:
-    """Features of the positions (L, F), of which the first is t/T -> filters (C, L), by linear layers (weight, bias,
-    weight, bias, …, weight) with sin(frequency ⊙ ·) between them, in windows exp(-r·t/T) + shift of rates r (C,)."""
-    window = torch.exp(-rates[:, None] * features[:, 0]) + shift
+    """Features of the positions (L, F) -> filters (C, L), by linear layers (weight, bias, weight, bias, …, weight) with
+    sin(frequency ⊙ ·) between them, in windows exp(-r·t/T) + shift of times t/T (L,) and rates r (C,)."""
+    window = torch.exp(-rates[:, None] * time) + shift
     *hidden, last = (parameter.to(features.dtype) for parameter in parameters)
     for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
         features = torch.sin(frequency.to(features.dtype) * F.linear(features, weight, bias))
     return last @ features.T * window
 
 
-@register("hyena", "gated long convolutions of implicit filters", Traits(decays=True, gated=True, cost="L log L"))
+# The layers of the filter are named by their places in a Sequential: other names would not fit older checkpoints.
+_FILTER = (
+    *(f"filter.{place}.{kind}" for place in range(3) for kind in ("weight", "bias")),
+    *("filter.3.weight", "frequency"),
+)
+
+
+@register(
+    "hyena",
+    "gated long convolutions of implicit filters",
+    Traits(decays=True, gated=True, cost="L log L"),
+    size_note="it learns the features of each position up to the longest sequence",
+)
 class Hyena(nn.Module):
     """Long convolutions of implicit filters between gates. (B, L, D) -> (B, L, D), causal, without a recurrence.
     Defaults as in the authors' language model on the Pile, except ``filter_width``, which is 64 there.
@@ -45,6 +63,7 @@ class Hyena(nn.Module):
         order: Order of the operator: it has order + 1 projections and order - 1 long convolutions.
         filter_width: Hidden width of the network whose outputs are the filters.
         bands: Number of waves among the features of a position, each as cosine and sine.
+        learn_features: Learn the features of each position, from the waves on.
         frequency: Initial frequency of the sine activations.
         fast_decay: Fraction of ``max_length`` in which the fastest window falls to 1 %.
         slow_decay: Fraction of ``max_length`` in which the slowest window falls to 1 %; rates are evenly spaced.
@@ -52,11 +71,6 @@ class Hyena(nn.Module):
         max_length: Length T, in units of which filters are functions of the position. A longer sequence continues them.
     """
 
-    # The layers of the filter are named by their places in a Sequential: other names would not fit older checkpoints.
-    kernel_parameters: ClassVar[tuple[str, ...]] = (
-        *(f"filter.{place}.{kind}" for place in range(3) for kind in ("weight", "bias")),
-        *("filter.3.weight", "frequency"),
-    )
     no_decay: ClassVar[tuple[str, ...]] = ("skip",)
 
     def __init__(
@@ -66,6 +80,7 @@ class Hyena(nn.Module):
         order: Several = 2,
         filter_width: Size = 32,
         bands: Size = 16,
+        learn_features: bool = True,
         frequency: Positive = 14.0,
         fast_decay: Positive = 0.3,
         slow_decay: Positive = 1.5,
@@ -87,6 +102,9 @@ class Hyena(nn.Module):
         layers = [nn.Linear(before, after, **factory) for before, after in pairwise(widths)]
         self.filter = nn.Sequential(*layers, nn.Linear(filter_width, (order - 1) * d_model, bias=False, **factory))
         self.frequency = nn.Parameter(torch.empty(filter_width, **factory))
+        self.features = nn.Parameter(torch.empty(max_length, 1 + 2 * bands, **factory)) if learn_features else None
+        self.kernel_parameters: tuple[str, ...] = (*_FILTER, *("features",) * learn_features)
+        self.groups: dict[str, tuple[str, ...]] = {"filter": _FILTER, "positions": ("features",) * learn_features}
         self.skip = nn.Parameter(torch.empty(order - 1, d_model, **factory))
         self.out_proj = nn.Linear(d_model, d_model, **factory)
         self.reset_parameters()
@@ -97,17 +115,27 @@ class Hyena(nn.Module):
                 module.reset_parameters()
         nn.init.constant_(self.frequency, self.first_frequency)
         nn.init.normal_(self.skip)
+        if self.features is not None:
+            with torch.no_grad():
+                self.features.copy_(self.waves(self.max_length))
 
-    def kernel(self, length: int) -> Tensor:
-        """((order - 1)·D, length): the filters of the first convolution, then those of the next."""
+    def waves(self, length: int) -> Tensor:
+        """The features of the positions (length, 1 + 2·bands), as they are at the start and past T."""
         factory = {"device": self.frequency.device, "dtype": working_dtype(self.frequency.dtype)}
         time = torch.arange(length, **factory)[:, None]
         angle = (2 * math.pi / self.max_length) * time * torch.linspace(1e-4, self.bands - 1, self.bands, **factory)
-        features = torch.cat([time / max(self.max_length - 1, 1), angle.cos(), -angle.sin()], dim=-1)
+        return torch.cat([time / max(self.max_length - 1, 1), angle.cos(), -angle.sin()], dim=-1)
+
+    def kernel(self, length: int) -> Tensor:
+        """((order - 1)·D, length): the filters of the first convolution, then those of the next."""
+        features = self.waves(length)
+        time, factory = features[:, 0], {"device": features.device, "dtype": features.dtype}
+        if self.features is not None:
+            features = torch.cat([self.features[:length].to(features.dtype), features[self.max_length :]])
         slow, fast = math.log(100) / self.slow_decay, math.log(100) / self.fast_decay
         rates = torch.linspace(slow, fast, (self.order - 1) * self.d_model, **factory)
         rates = rates.unflatten(0, (self.d_model, -1)).T.flatten()  # each convolution has slow and fast ones
-        return implicit_filters(list(self.filter.parameters()), self.frequency, features, rates, self.shift)
+        return implicit_filters(list(self.filter.parameters()), self.frequency, features, time, rates, self.shift)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
@@ -137,6 +165,8 @@ def hyena_filters_reference(layer: Hyena, length: int) -> Tensor:
         waves = [2 * math.pi * turn * t / period for turn in turns]
         time = t / max(period - 1, 1)
         h = torch.tensor([time, *map(math.cos, waves), *(-math.sin(wave) for wave in waves)], dtype=dtype)
+        if layer.features is not None and t < period:
+            h = layer.features[t]
         for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
             h = torch.sin(layer.frequency * (weight @ h + bias))
         columns.append(last @ h * (torch.exp(-rates * time) + layer.shift))

@@ -4,8 +4,10 @@
 
 A token attends to those of its own block of W tokens. The blocks go into the batch, (B, H, n·W, d) -> (B·n, H, W, d),
 which makes it linear in the length. With ``neighbors`` a token also attends to the blocks beside its own, as in the
-package local-attention. (The arena's code reshapes a sequence to (W, n): its "blocks" are tokens n apart, and change
-with the length of the padding.)
+package local-attention.
+
+The arena's own code reshapes a padded sequence to (W, n): its "blocks" are tokens n apart, block(i) = {j : j ≡ i mod n}
+with n = ⌊L / W⌋ + 1, which is ``strided``. Here L is the longest sequence, so that n does not change with the padding.
 """
 
 import math
@@ -15,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.errors import BadInput
 from longlens.mixers.common import MultiHead, check_step
-from longlens.mixers.registry import Factory, Traits, register
+from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.las import las_attention
 from longlens.options import Count, Probability, Size
 
@@ -61,6 +64,24 @@ def local_attention(
     return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
 
 
+def strided_attention(
+    query: Tensor, key: Tensor, value: Tensor, stride: int, *, mask: Tensor | None = None, **how: Any
+) -> Tensor:
+    """Attention among tokens whose positions differ by a multiple of ``stride``: (B, H, L, d) -> (B, H, L, d)."""
+    length = query.shape[-2]
+    rows = max(1, -(-length // stride))
+
+    def gather(x: Tensor) -> Tensor:
+        """(..., L, d) -> (..., stride·rows, d): the tokens of each class one after the other."""
+        x = F.pad(x, (0, 0, 0, rows * stride - length))
+        return x.unflatten(-2, (rows, stride)).transpose(-3, -2).flatten(-3, -2)
+
+    mask = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if mask is None else mask
+    query, key, value, mask = gather(query), gather(key), gather(value), gather(mask.unsqueeze(-1)).squeeze(-1)
+    attended = local_attention(query, key, value, rows, mask=mask, **how)
+    return attended.unflatten(-2, (stride, rows)).transpose(-3, -2).flatten(-3, -2)[..., :length, :]
+
+
 def local_attention_reference(
     query: Tensor,
     key: Tensor,
@@ -68,12 +89,13 @@ def local_attention_reference(
     block_size: int,
     *,
     neighbors: int = 0,
+    stride: int | None = None,
     is_causal: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
     """The same by its formula, with a mask of blocks (L, L). A token that sees none gives NaN."""
     position = torch.arange(key.shape[-2], device=key.device)
-    block = position // block_size
+    block = position // block_size if stride is None else position % stride
     seen = (block[:, None] - block).abs() <= neighbors
     if is_causal:
         seen = seen & (position <= position[:, None])
@@ -104,6 +126,9 @@ class LocalAttention(MultiHead):
     Args:
         block_size: Number of tokens W in a block.
         neighbors: Number of blocks on each side that a token sees beside its own.
+        strided: Blocks of tokens that are equally far apart over the whole sequence, as in the code of the Long Range
+            Arena, instead of adjacent ones.
+        max_length: Length of the longest sequence, which decides how far apart strided tokens are.
     """
 
     def __init__(
@@ -113,24 +138,33 @@ class LocalAttention(MultiHead):
         *,
         block_size: Size = 64,
         neighbors: Count = 0,
+        strided: bool = False,
         bidirectional: bool = True,
         bias: bool = True,
         dropout: Probability = 0.0,
         rotary: bool = False,
+        max_length: Size = MAX_LENGTH,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
+        if strided and neighbors:
+            raise BadInput(f"neighbors must be 0 with strided=True, got {neighbors}")
         self.block_size, self.neighbors = block_size, neighbors
+        self.stride = max_length // block_size + 1 if strided else None
         self.bidirectional = bidirectional
         self.reset_parameters()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         how: dict[str, Any] = {"is_causal": not self.bidirectional, "mask": mask, "dropout_p": self.dropout_p}
+        if self.stride is not None:
+            return strided_attention(query, key, value, self.stride, **how)
         return local_attention(query, key, value, self.block_size, neighbors=self.neighbors, **how)
 
     def step(self, x: Tensor, state: LocalState | None = None) -> tuple[Tensor, LocalState]:
         """The state is the keys and values (B, H, n, d) of the blocks in reach, and how many tokens there were."""
         check_step(x, self.d_model, causal=not self.bidirectional)
+        if self.stride is not None:
+            raise BadInput("step needs strided=False: strided tokens see the whole past")
         past, seen = (None, 0) if state is None else state
         query, key, value = self._project(x.unsqueeze(1), start=seen)
         if past is not None:

@@ -44,19 +44,21 @@ def squashed_kernel_reference(weights: Tensor, length: int, *, squash: float, sm
     size_note="it has a weight for each channel and each position up to the longest sequence",
 )
 class LongConv(Convolution):
-    """A convolution with one learned weight for each channel and distance. (B, L, D) -> (B, L, D). Defaults as in the
-    authors' configuration of the layer, with one kernel instead of two for each channel and without its
-    ``kernel_dropout`` of .2. Their arena recipes have ``squash`` from .001 for Pathfinder to .004 for Retrieval.
+    """A convolution with one learned weight for each channel and distance. (B, L, D) -> (B, L, D). It starts as in the
+    authors' arena recipes, which have two kernels for each channel, a ``kernel_dropout`` from .1 to .3, and from .001
+    (Pathfinder, Path-X, which are bidirectional) to .004 (Retrieval) as ``squash``.
 
     Args:
         squash: Distance λ by which each weight is moved toward 0; smaller ones are 0.
         smooth: Odd window of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
         kernel_dropout: Dropout of the kernel's weights.
-        init: Initialization: double-exponential (decaying at rates that grow exponentially with the channel) or random.
+        init: Initialization: random (all weights alike), or double-exponential, their other choice (decaying, at rates
+            that grow exponentially with the channel).
         max_length: Length of the kernel.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("weight",)
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"kernel": ("weight",)}
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class LongConv(Convolution):
         squash: NonNegative = 0.003,
         smooth: Odd = 1,
         kernel_dropout: Probability = 0.0,
-        init: Literal["double-exponential", "random"] = "double-exponential",
+        init: Literal["random", "double-exponential"] = "random",
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
         max_length: Size = MAX_LENGTH,

@@ -12,6 +12,7 @@ weights ω ≥ 0 that no other position enters; for each head
     y_t = softmax(x_t·W_q·C_tᵀ/√d)·C_t
 
 In the original, the packed memory is the next layer's P, and the first layer's alone is learned. Here each learns one.
+Sinusoids of its positions are added to P, as in the official code with sinusoidal positions.
 """
 
 import math
@@ -25,6 +26,7 @@ from longlens.mixers.common import check_heads, check_inputs, check_step, hide_p
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import at_least_float32
 from longlens.ops.linear_attention import causal_product
+from longlens.ops.rotary import sinusoids as waves_of_positions
 from longlens.options import Probability, Size
 
 
@@ -41,6 +43,8 @@ class LunaAttention(nn.Module):
     Args:
         heads: Number of heads H of both attentions.
         memory: Number of memory tokens M.
+        sinusoids: Add sinusoidal positions to the memory, as in the official code, which does not where those of the
+            tokens are learned.
         activation: Activation of the causal weights ω: softplus, log₂(1 + 2ˣ), or elu, elu(x) + 1; both are 1 at 0.
         dropout: Dropout of the weights of both attentions.
     """
@@ -51,6 +55,7 @@ class LunaAttention(nn.Module):
         heads: Size = 8,
         *,
         memory: Size = 256,
+        sinusoids: bool = True,
         activation: Literal["softplus", "elu"] = "softplus",
         bidirectional: bool = True,
         bias: bool = True,
@@ -63,6 +68,7 @@ class LunaAttention(nn.Module):
         self.activation, self.dropout = activation, dropout
         self.bidirectional = bidirectional
         self.memory = nn.Parameter(torch.empty(memory, d_model, **factory))
+        self.waves = nn.Buffer(torch.empty(memory, d_model, **factory)) if sinusoids else None
         self.pq_proj, self.pc_proj = (nn.Linear(d_model, d_model, bias=bias, **factory) for _ in range(2))
         self.q_proj, self.c_proj = (nn.Linear(d_model, d_model, bias=bias, **factory) for _ in range(2))
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, **factory)
@@ -72,6 +78,8 @@ class LunaAttention(nn.Module):
         """As the official code: Xavier-uniform, those that go into an attention with a gain of 1/√2; P as embeddings
         of variance 1. All biases are 0."""
         nn.init.normal_(self.memory)
+        if self.waves is not None:
+            self.waves.copy_(waves_of_positions(len(self.waves), self.d_model))
         for projection in (self.pq_proj, self.pc_proj, self.q_proj, self.c_proj, self.out_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1.0 if projection is self.out_proj else math.sqrt(0.5))
             if projection.bias is not None:
@@ -125,7 +133,8 @@ class LunaAttention(nn.Module):
 
     def _questions(self) -> Tensor:
         """What the memory asks for, (1, H, M, d)"""
-        return self._split(self.pq_proj(self.memory).unsqueeze(0))
+        memory = self.memory if self.waves is None else self.memory + self.waves
+        return self._split(self.pq_proj(memory).unsqueeze(0))
 
     def _split(self, x: Tensor) -> Tensor:
         return split_heads(x, self.heads)
@@ -135,7 +144,8 @@ def luna_reference(layer: LunaAttention, x: Tensor, mask: Tensor | None = None) 
     """The formulas above: two attentions, or one to the running mean C_t of each token, (B, L, D) -> (B, L, D)."""
     root = math.sqrt(layer.d_model // layer.heads)
     tokens = (torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask)[:, None, :, None]  # (B, 1, L, 1)
-    questions = layer._split(layer.pq_proj(layer.memory).unsqueeze(0))  # (1, H, M, d)
+    memory = layer.memory if layer.waves is None else layer.memory + layer.waves
+    questions = layer._split(layer.pq_proj(memory).unsqueeze(0))  # (1, H, M, d)
     query, packing = layer._split(layer.q_proj(x)), layer._split(layer.pc_proj(x))  # (B, H, L, d)
     scores = packing @ questions.mT / root  # (B, H, L, M)
     if layer.bidirectional:

@@ -14,12 +14,13 @@ f(s) is relu(s)² or laplace, Φ(2√π·(s - √½)) with the normal distributi
 For both sides, a second average with its own parameters runs from the end. Both include the token itself, as in the
 code released with the paper.
 
-The residual is part of the layer: y = x + u ⊙ (h - x). A block adds x to what its mixer returns, so this one returns
-u ⊙ (h - x). With ``prenorm=False``, as published for text, the block is then the published layer.
+The residual is part of the layer: y = x + u ⊙ (h - x). A block adds it to what its mixer returns, so this one returns
+u ⊙ (h - x). With pre-norm the layer sees norm(x), except that the residual is x as it was, y = x + u ⊙ (h - x) still:
+the block gives it as ``residual``.
 """
 
 import math
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -71,9 +72,17 @@ def toeplitz(values: Tensor) -> Tensor:
 class MovingAverage(nn.Module):
     """x' = silu(k * x + ω ⊙ x), (B, L, D) -> (B, L, D)."""
 
-    def __init__(self, d_model: int, size: int, *, bidirectional: bool, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        size: int,
+        *,
+        bidirectional: bool,
+        truncation: int | None = None,
+        **factory: Unpack[Factory],
+    ) -> None:
         super().__init__()
-        self.bidirectional = bidirectional
+        self.bidirectional, self.truncation = bidirectional, truncation
         shape = (2 * d_model if bidirectional else d_model, size)
         self.delta, self.alpha = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(2))
         self.beta, self.gamma = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(2))
@@ -96,12 +105,16 @@ class MovingAverage(nn.Module):
     def kernel(self, length: int) -> Tensor:
         """For both sides, the weight that the second average gives the token itself is added to that of the first."""
         weights, rates = ema_terms(*self.parts)
+        kept = min(length, self.truncation or length)
         if not self.bidirectional:
-            return sum_of_exponentials(weights, rates, length)
+            return F.pad(sum_of_exponentials(weights, rates, kept), (0, length - kept))
         past, later = weights.chunk(2)
         one_step_on = later * rates.chunk(2)[1].exp()
-        kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, length)
-        return kernel + F.pad(later.sum(dim=-1, keepdim=True), (0, length - 1, 0, len(later)))
+        kernel = sum_of_exponentials(torch.cat([past, one_step_on]), rates, kept)
+        kernel = kernel + F.pad(later.sum(dim=-1, keepdim=True), (0, kept - 1, 0, len(later)))
+        if kept == self.truncation:  # later inputs begin one step on, so that their last weight is one too many
+            kernel = torch.cat([kernel[: len(past)], F.pad(kernel[len(past) :, :-1], (0, 1))])
+        return F.pad(kernel, (0, length - kept))
 
     def forward(self, x: Tensor) -> Tensor:
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
@@ -152,11 +165,16 @@ class MegaAttention(nn.Module):
         attention: Attention function: softmax as published for text, laplace as for images, or relu2.
         chunk_size: Length of independent chunks, within which tokens attend to each other; none for the whole sequence.
             The moving average runs through all of them.
+        truncation: Number of inputs, back to which the moving average reaches on each side; none for all. The official
+            code has 1,024, and 4,096 for Path-X.
+        dropout: Dropout of x' and of h, as published.
+        attention_dropout: Dropout of the attention weights; none as published.
         rotary: Position biases R_i·a · R_j·b of two learned vectors that turn with their positions, instead of a
             parameter for each distance.
         max_length: Longest sequence; without chunks, the one whose distances have a bias each.
     """
 
+    takes_residual = True
     no_decay: ClassVar[tuple[str, ...]] = ("scale", "offset", *(f"average.{part}" for part in EMA_PARAMETERS))
 
     def __init__(
@@ -168,8 +186,10 @@ class MegaAttention(nn.Module):
         ema_size: Size = 16,
         attention: Literal["softmax", "laplace", "relu2"] = "softmax",
         chunk_size: Size | None = None,
+        truncation: Size | None = None,
         bidirectional: bool = True,
         dropout: Probability = 0.0,
+        attention_dropout: Probability = 0.0,
         rotary: bool = False,
         max_length: Size = MAX_LENGTH,
         **factory: Unpack[Factory],
@@ -180,10 +200,11 @@ class MegaAttention(nn.Module):
         self.d_model, self.shared = d_model, shared
         self.hidden = max(1, round(expansion * d_model))  # H
         self.attention, self.chunk_size = attention, chunk_size
-        self.dropout, self.rotary = dropout, rotary
+        self.dropout, self.attention_dropout, self.rotary = dropout, attention_dropout, rotary
         self.bidirectional = bidirectional
         self.max_distances = chunk_size or max_length
-        self.average = MovingAverage(d_model, ema_size, bidirectional=bidirectional, **factory)
+        how: dict[str, Any] = {"bidirectional": bidirectional, "truncation": truncation}
+        self.average = MovingAverage(d_model, ema_size, **how, **factory)
         self.value_proj = nn.Linear(d_model, self.hidden, **factory)
         self.in_proj = nn.Linear(d_model, 2 * d_model + self.hidden + shared, **factory)
         self.out_proj = nn.Linear(self.hidden, d_model, **factory)
@@ -202,25 +223,32 @@ class MegaAttention(nn.Module):
         for bias in (*(projection.bias for projection in projections), self.offset):
             nn.init.zeros_(bias)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """u ⊙ (h - residual), of what a block adds to it, (B, L, D); None for x."""
         check_inputs(x, mask, self.d_model)
+        residual = hide_padding(x if residual is None else residual, mask)
         x = hide_padding(x, mask)
-        query, key, value, gates = self._project(x, self.average(x))
-        return self._gate(x, self._attend(query, key, value, mask), gates)
+        query, key, value, gates = self._project(x, self._drop(self.average(x)))
+        return self._gate(residual, self._attend(query, key, value, mask), gates)
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None, *, residual: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is the averages (B, D, N), and keys (B, n, Z) and values (B, n, H) of all tokens or the chunk's."""
         check_step(x, self.d_model, causal=not self.bidirectional)
+        if self.average.truncation is not None:
+            raise BadInput("step needs truncation=None: a moving average that goes on does not forget its first inputs")
+        residual = (x if residual is None else residual).unsqueeze(1)
         averaged, average = self.average.step(x, None if state is None else state[0])
         x = x.unsqueeze(1)
-        query, key, value, gates = self._project(x, averaged.unsqueeze(1))
+        query, key, value, gates = self._project(x, self._drop(averaged.unsqueeze(1)))
         if state is not None:
             key, value = torch.cat([state[1], key], dim=1), torch.cat([state[2], value], dim=1)
         length = key.shape[1]
         attended = self._weigh(query, key, value, self._biases(length)[None, :length], None)
         if length == self.chunk_size:
             key, value = key[:, :0], value[:, :0]
-        return self._gate(x, attended, gates).squeeze(1), (average, key, value)
+        return self._gate(residual, attended, gates).squeeze(1), (average, key, value)
 
     def kernel(self, length: int) -> Tensor:
         """That of the moving average, without ω."""
@@ -233,10 +261,13 @@ class MegaAttention(nn.Module):
         query, key = (shared * scale + offset for scale, offset in zip(self.scale, self.offset, strict=True))
         return query, key, F.silu(self.value_proj(x)), gates
 
-    def _gate(self, x: Tensor, attended: Tensor, gates: Tensor) -> Tensor:
+    def _gate(self, residual: Tensor, attended: Tensor, gates: Tensor) -> Tensor:
         reset, update, hidden = gates.split([self.hidden, self.d_model, self.d_model], dim=-1)
         hidden = F.silu(hidden + self.out_proj(F.silu(reset) * attended))
-        return torch.sigmoid(update) * (hidden - x)
+        return torch.sigmoid(update) * (self._drop(hidden) - residual)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """(B, L, Z) twice and (B, L, H) -> (B, L, H): the whole, or all full chunks at once and then the last one."""
@@ -254,7 +285,7 @@ class MegaAttention(nn.Module):
 
     def _attend_all(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
         length = query.shape[1]
-        if self.attention == "softmax" and length > DENSE_LENGTH and not (self.dropout and self.training):
+        if self.attention == "softmax" and length > DENSE_LENGTH and not (self.attention_dropout and self.training):
             arguments = (query, key, value, self._biases(length))
             return toeplitz_attention(*arguments, is_causal=not self.bidirectional, mask=mask).to(value.dtype)
         allowed = None if mask is None else mask.unsqueeze(1)  # (B, 1, L)
@@ -277,7 +308,7 @@ class MegaAttention(nn.Module):
 
     def _weigh(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, allowed: Tensor | None) -> Tensor:
         """Attention with a bias (Lq, Lk), where ``allowed``, (Lq, Lk) or (B, 1 or Lq, Lk), is True; None for all."""
-        bias, dropout = bias.to(query.dtype), self.dropout if self.training else 0.0
+        bias, dropout = bias.to(query.dtype), self.attention_dropout if self.training else 0.0
         if self.attention == "softmax":
             if allowed is not None:
                 allowed = allowed | ~allowed.any(dim=-1, keepdim=True)  # padding that sees nothing sees padding

@@ -7,6 +7,9 @@ over s do not depend on t. The rows come in blocks of d that are orthogonal to e
 
 The authors' code adds 10⁻⁴ to each feature, relative to the largest one of the whole sequence, against a division by 0.
 Here features are kept as logarithms, which need none of it: the causal form sees nothing of later positions, either.
+
+The Long Range Arena's own code has no random features on all tasks but ListOps: φ(x) = relu(x) + 10⁻³ of queries and
+keys themselves, which is ``kernel="arena"``.
 """
 
 import math
@@ -33,24 +36,28 @@ def orthogonal_rows(count: int, width: int) -> Tensor:
 
 
 @no_autocast
-def log_features(x: Tensor, rows: Tensor, kernel: str = "softmax") -> Tensor:
-    """log φ(x), in float32 at least: (..., d) and W (F, d) -> (..., F)."""
+def log_features(x: Tensor, rows: Tensor | None, kernel: str = "softmax") -> Tensor:
+    """log φ(x), in float32 at least: (..., d) and W (F, d) -> (..., F); without W, (..., d)."""
     x = at_least_float32(x)
+    if rows is None:
+        return (x.relu() + 1e-3).log()
     flat, scale = x.reshape(-1, x.shape[-1]), x.shape[-1] ** -0.25
-    rows = rows.to(x.dtype) * scale
+    columns = rows.to(x.dtype).mT * scale
     if kernel == "relu":
-        log = ((flat @ rows.mT).relu() + 1e-3).log()
+        log = ((flat @ columns).relu() + 1e-3).log()
     else:
-        log = torch.addmm(flat.square().sum(-1, keepdim=True), flat, rows.mT, beta=-(scale**2) / 2)
+        log = torch.addmm(flat.square().sum(-1, keepdim=True), flat, columns, beta=-(scale**2) / 2)
     return log.view(*x.shape[:-1], len(rows))
 
 
 def performer_attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, kernel: str = "softmax", *, is_causal: bool = False
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor | None, kernel: str = "softmax", *, is_causal: bool = False
 ) -> Tensor:
     """The formula, with the weights w (B, H, L, L) in full: three of (B, H, L, d) and W (F, d) -> (B, H, L, d)."""
 
     def features(x: Tensor) -> Tensor:
+        if rows is None:
+            return x.relu() + 1e-3
         x = x / x.shape[-1] ** 0.25
         if kernel == "relu":
             return (x @ rows.mT).relu() + 1e-3
@@ -65,11 +72,14 @@ def performer_attention_reference(
 @register("performer", "attention by random features", Traits(stable=True, cost="L", state="features·(D + heads)"))
 class PerformerAttention(MultiHead):
     """Multi-head attention with positive orthogonal random features. (B, L, D) -> (B, L, D). The defaults are those of
-    the paper and of the package performer-pytorch; the arena's own code has kernel=relu.
+    the paper and of the package performer-pytorch.
 
     Args:
-        features: Number of random features F of each head; by default d·ln d for heads of width d.
-        kernel: Kernel of the features: softmax, or relu with φ(x) = relu(W x') + 10⁻³.
+        features: Number of random features F of each head; by default d·ln d for heads of width d. The kernel arena has
+            none.
+        kernel: Kernel of the features: softmax, relu with φ(x) = relu(W x') + 10⁻³ of random features (the paper's
+            generalized attention), or arena with relu(x) + 10⁻³ of queries and keys themselves, as in the code of the
+            Long Range Arena.
     """
 
     def __init__(
@@ -78,7 +88,7 @@ class PerformerAttention(MultiHead):
         heads: Size = 8,
         *,
         features: Size | None = None,
-        kernel: Literal["softmax", "relu"] = "softmax",
+        kernel: Literal["softmax", "relu", "arena"] = "softmax",
         bidirectional: bool = True,
         bias: bool = True,
         rotary: bool = False,
@@ -87,13 +97,16 @@ class PerformerAttention(MultiHead):
         super().__init__(d_model, heads, bias=bias, rotary=rotary, **factory)
         width = d_model // heads
         self.features = max(int(width * math.log(width)), 1) if features is None else features
+        if kernel == "arena":
+            self.features = width
         self.kernel_name, self.bidirectional = kernel, bidirectional
-        self.rows = nn.Buffer(torch.empty(self.features, width, **factory))
+        self.rows = None if kernel == "arena" else nn.Buffer(torch.empty(self.features, width, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self.rows.copy_(orthogonal_rows(*self.rows.shape))
+        if self.rows is not None:
+            self.rows.copy_(orthogonal_rows(*self.rows.shape))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         log_query, log_key = (log_features(x, self.rows, self.kernel_name) for x in (query, key))

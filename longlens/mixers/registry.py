@@ -7,7 +7,13 @@ of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirect
 - ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
 - ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
   (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps later;
-- ``kernel_parameters``, ``no_decay``: names of parameters that learn at most at ``kernel_lr``, or have no weight decay.
+- ``kernel_parameters``, ``no_decay``: names of parameters that learn at most at ``kernel_lr``, or have no weight decay;
+- ``groups``: names of parameters by the name of their group, to which a recipe gives a rate and a decay of their own;
+- ``takes_residual = True``: it is called with ``residual=stream``, too, the sum that the block adds its result to (None
+  for x), from which x differs by a norm. Dropout of what it returns is then its own, and not the block's.
+
+What ``__init__`` may declare beside options: ``max_length`` of the sequences; ``number`` of the layer in its model,
+from 0; ``shape``, height and width of an image whose rows make the sequence, None for others; ``device`` and ``dtype``.
 """
 
 import ast
@@ -31,7 +37,7 @@ _Layer = TypeVar("_Layer", bound=type)
 
 MAX_LENGTH = 1024  # the default of ``max_length``
 OTHER_NAMES = {"num_heads": "heads"}  # nn.MultiheadAttention's name, and that of all mixers
-NOT_OPTIONS = ("d_model", "embed_dim", "max_length", "device", "dtype")
+NOT_OPTIONS = ("d_model", "embed_dim", "max_length", "number", "shape", "device", "dtype")
 SHARED = {  # descriptions of options that many layers of the package have, whose docstrings leave them out
     "d_model": "Width D.",
     "heads": "Number of heads H, which divides the width.",
@@ -102,14 +108,23 @@ class Mixer:
     def preset(self) -> Preset:
         return find_mixer(self.name)
 
-    def build(self, d_model: int, *, max_length: int = MAX_LENGTH, **factory: Unpack[Factory]) -> "nn.Module":
-        """The layer of width ``d_model``, for sequences of at most ``max_length`` tokens if that matters to it."""
+    def build(
+        self,
+        d_model: int,
+        *,
+        max_length: int = MAX_LENGTH,
+        number: int = 0,
+        shape: tuple[int, int] | None = None,
+        **factory: Unpack[Factory],
+    ) -> "nn.Module":
+        """The layer of width ``d_model``; the other arguments are for layers to which they matter (see above)."""
         values = {**self.options, **self.preset.fixed}
-        return build_layer(self.preset.layer, d_model, values, max_length=max_length, **factory)
+        context = {"max_length": max_length, "number": number, "shape": shape}
+        return build_layer(self.preset.layer, d_model, values, **context, **factory)
 
 
 def build_layer(layer: "type[nn.Module]", d_model: int, options: Mapping[str, Any], **others: Any) -> "nn.Module":
-    """A layer of a class, registered or not, with those of ``max_length``, ``device`` and ``dtype`` that it has."""
+    """A layer of a class, registered or not, with those of ``others`` (``max_length``, ``device``, …) that it has."""
     known = _full_signature(layer).parameters
     names = {ours: name for name, ours in OTHER_NAMES.items() if name in known}
     values = {names.get(name, name): value for name, value in options.items()}

@@ -1,7 +1,8 @@
 """S5 (Smith, Warrington & Linderman 2023, Simplified State Space Layers for Sequence Modeling): one state space for all
 channels together, discretized by zero-order hold and run by a parallel scan.
 
-    h_t = ā ⊙ h_{t-1} + B̄ x_t,   y_t = 2·Re(C h_t) + skip ⊙ x_t,   out = u ⊙ σ(W u + b)  for  u = gelu(y)
+    h_t = ā ⊙ h_{t-1} + B̄ x_t,   y_t = 2·Re(C h_t) + skip ⊙ x_t,   u = gelu(y)
+    out = u ⊙ σ(W u + b)  (half_glu1)  or  y ⊙ σ(W u + b)  (half_glu2)
     ā = exp(λ ⊙ Δ),   B̄ = (ā - 1)/λ ⊙ B
 
 with P states in conjugate pairs, of which one each is kept: λ, Δ (P/2,), B (P/2, D), C (D, P/2), complex but for Δ. For
@@ -9,7 +10,7 @@ both sides a second scan runs from the end, with the same λ, Δ, B and a C of i
 """
 
 import math
-from typing import ClassVar, Unpack
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +39,14 @@ class S5(DiagonalRecurrence):
     Args:
         state_size: State size P, even; none for about the width (published are 1/8 to 2 times the width).
         blocks: HiPPO-N blocks of the initial state matrix; none for 8, or fewer if those do not divide state_size / 2.
+        activation: Gate at the output: half_glu1, or half_glu2, which multiplies the state space's own output.
+        c_init: C at initialization: trunc_standard_normal or lecun_normal (smaller by the root of the width), both in
+            the basis of HiPPO, or complex_normal (in that of the states, and of variance 1).
         clip: Keep the real part of the eigenvalues negative, so that the layer is stable whatever it learns.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("eigenvalues", "log_dt", "into")
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"ssm": ("eigenvalues",), "b": ("into",), "dt": ("log_dt",)}
 
     def __init__(
         self,
@@ -51,6 +56,8 @@ class S5(DiagonalRecurrence):
         blocks: Size | None = None,
         dt_min: Positive = 1e-3,
         dt_max: Positive = 0.1,
+        activation: Literal["half_glu1", "half_glu2"] = "half_glu1",
+        c_init: Literal["trunc_standard_normal", "lecun_normal", "complex_normal"] = "trunc_standard_normal",
         clip: bool = False,
         bidirectional: bool = False,
         **factory: Unpack[Factory],
@@ -65,6 +72,7 @@ class S5(DiagonalRecurrence):
             raise BadInput(f"blocks must divide state_size / 2 = {pairs}, got {blocks}")
         self.state_size, self.blocks = state_size, blocks
         self.dt_min, self.dt_max = dt_min, dt_max
+        self.activation, self.c_init = activation, c_init
         self.clip = clip
         self.eigenvalues = nn.Parameter(torch.empty(pairs, 2, **factory))  # λ
         self.log_dt = nn.Parameter(torch.empty(pairs, **factory))
@@ -82,8 +90,12 @@ class S5(DiagonalRecurrence):
         vectors = torch.block_diag(*[vectors] * self.blocks)  # (P, P/2)
         into = _lecun_normal(self.state_size, self.state_size, self.d_model)
         self.into.copy_(torch.view_as_real((vectors.mH @ into.to(vectors.dtype)).contiguous()))
+        if self.c_init == "complex_normal":
+            nn.init.normal_(self.out, std=0.5**0.5)  # a variance of 1 for each complex number
+            return
+        fan_in = self.state_size * (self.d_model if self.c_init == "lecun_normal" else 1)
         for out in self.out.chunk(2 if self.bidirectional else 1, dim=1):
-            real, imaginary = (_lecun_normal(self.state_size, self.d_model, self.state_size) for _ in range(2))
+            real, imaginary = (_lecun_normal(fan_in, self.d_model, self.state_size) for _ in range(2))
             out.copy_(torch.view_as_real(torch.complex(real, imaginary) @ vectors))
 
     def recurrence(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,8 +107,8 @@ class S5(DiagonalRecurrence):
         return rates, held.unsqueeze(-1) * as_complex(self.into), 2 * as_complex(self.out)
 
     def _out(self, y: Tensor) -> Tensor:
-        y = F.gelu(y)
-        return y * torch.sigmoid(self.out_proj(y))
+        u = F.gelu(y)
+        return (u if self.activation == "half_glu1" else y) * torch.sigmoid(self.out_proj(u))
 
 
 def s5_reference(layer: S5, x: Tensor) -> Tensor:
@@ -104,8 +116,10 @@ def s5_reference(layer: S5, x: Tensor) -> Tensor:
     eigenvalues, b, c = (torch.view_as_complex(part) for part in (layer.eigenvalues, layer.into, layer.out))
     decay = torch.exp(eigenvalues * layer.log_dt.exp())  # ā
     b = ((decay - 1) / eigenvalues).unsqueeze(-1) * b  # B̄
-    u = F.gelu(diagonal_recurrence_reference(decay, b, 2 * c, x) + layer.skip * x)
-    return u * torch.sigmoid(u @ layer.out_proj.weight.T + layer.out_proj.bias)
+    y = diagonal_recurrence_reference(decay, b, 2 * c, x) + layer.skip * x
+    u = F.gelu(y)
+    gate = torch.sigmoid(u @ layer.out_proj.weight.T + layer.out_proj.bias)
+    return u * gate if layer.activation == "half_glu1" else y * gate
 
 
 def _lecun_normal(fan_in: int, *shape: int) -> Tensor:

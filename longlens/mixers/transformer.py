@@ -1,4 +1,4 @@
-"""The causal attention of a Transformer (Vaswani et al. 2017): y = softmax(mask(QKᵀ/√d))·V in each of H heads."""
+"""The attention of a Transformer (Vaswani et al. 2017): y = softmax(mask(QKᵀ/√d))·V in each of H heads."""
 
 from typing import Unpack
 
@@ -12,21 +12,23 @@ from longlens.ops.decay import hide_keys, pad_heads
 from longlens.options import Probability, Size
 
 
-@register("transformer", "plain causal attention", Traits(stable=True, cost="L²", state="2·L·D"))
+@register("transformer", "plain attention", Traits(stable=True, cost="L²", state="2·L·D"))
 class CausalAttention(MultiHead):
-    """Causal multi-head self-attention. (B, L, D) -> (B, L, D)."""
+    """Multi-head self-attention, causal unless it is to see both sides. (B, L, D) -> (B, L, D)."""
 
     def __init__(
         self,
         d_model: Size,
         heads: Size = 8,
         *,
+        bidirectional: bool = False,
         bias: bool = True,
         dropout: Probability = 0.0,
         rotary: bool = False,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__(d_model, heads, bias=bias, dropout=dropout, rotary=rotary, **factory)
+        self.bidirectional = bidirectional
         self.reset_parameters()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -35,12 +37,12 @@ class CausalAttention(MultiHead):
             query, key = hide_keys(query * scale, key, mask[:, None, None, :])
             value, scale = value.masked_fill(~mask[:, None, :, None], 0.0), 1.0  # a row without tokens sees zeros
         query, key, value = pad_heads(query, key, value)
-        p = self.dropout_p
-        return F.scaled_dot_product_attention(query, key, value, None, p, is_causal=True, scale=scale)[..., :width]
+        how = {"dropout_p": self.dropout_p, "is_causal": not self.bidirectional, "scale": scale}
+        return F.scaled_dot_product_attention(query, key, value, **how)[..., :width]
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The state is the keys and values (B, H, n, d) so far."""
-        check_step(x, self.d_model, causal=True)
+        check_step(x, self.d_model, causal=not self.bidirectional)
         query, key, value = self._project(x.unsqueeze(1), start=0 if state is None else state[0].shape[-2])
         if state is not None:
             key, value = torch.cat([state[0], key], dim=-2), torch.cat([state[1], value], dim=-2)

@@ -1,7 +1,5 @@
 """A block: a mixer over the sequence, then a feedforward sub-layer over the channels, each with norm and residual."""
 
-from functools import partial
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -104,26 +102,55 @@ class _AllReduce(torch.autograd.Function):
         return total
 
 
-def make_norm(config: ModelConfig) -> LayerNorm | BatchNorm:
+class RMSNorm(nn.Module):
+    """(B, L, D) -> (B, L, D): g ⊙ x / (‖x‖/√D), each token by itself. ``gains`` are the numbers of g: D, or 1 for one
+    that all channels share, which is ScaleNorm (Nguyen & Salazar 2019) as MEGA has it."""
+
+    def __init__(self, gains: int, *, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(gains))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], eps=self.eps) * self.weight
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    if config.norm in ("scale", "rms"):
+        return RMSNorm(1 if config.norm == "scale" else config.width)
     return LayerNorm(config.width) if config.norm == "layer" else BatchNorm(config.width)
 
 
-class FeedForward(nn.Module):
-    """(B, L, D) -> (B, L, D): Linear, GELU, Linear; or, gated, (a ⊙ GELU(b)) with two halves a, b of the first."""
+class Dropout(nn.Dropout):
+    """(B, L, D) -> (B, L, D), as torch's; if it is tied, all positions of a sequence lose the same channels."""
 
-    def __init__(self, width: int, ratio: float, gated: bool):
+    def __init__(self, p: float, tied: bool = False):
+        super().__init__(p)
+        self.tied = tied
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input * super().forward(torch.ones_like(input[:, :1])) if self.tied else super().forward(input)
+
+
+class FeedForward(nn.Module):
+    """(B, L, D) -> (B, L, D): Linear, f, Linear; or, gated, (a ⊙ f(b)) with two halves a, b of the first. The dropout
+    is that of what the second gets."""
+
+    def __init__(self, width: int, ratio: float, gated: bool, activation: str = "gelu", dropout: float = 0.0):
         super().__init__()
         inner = max(1, round(width * ratio))
         self.gated = gated
+        self.activation = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}[activation]
         self.up = nn.Linear(width, inner * (2 if gated else 1))
+        self.dropout = nn.Dropout(dropout)
         self.down = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
-        if not self.gated:
-            return self.down(F.gelu(x))
-        value, gate = x.chunk(2, dim=-1)
-        return self.down(value * F.gelu(gate))
+        if self.gated:
+            value, gate = x.chunk(2, dim=-1)
+            return self.down(self.dropout(value * self.activation(gate)))
+        return self.down(self.dropout(self.activation(x)))
 
 
 class Block(nn.Module):
@@ -133,23 +160,28 @@ class Block(nn.Module):
         super().__init__()
         self.prenorm = config.prenorm
         self.mixer = mixer
+        self.takes_residual = getattr(mixer, "takes_residual", False)
         self.mixer_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout, config.tied_dropout)
         self.ffn = self.ffn_norm = None
         if config.ffn != "none":
-            self.ffn = FeedForward(config.width, config.ffn_ratio, config.ffn == "glu")
+            how = config.ffn == "glu", config.ffn_activation, config.ffn_dropout
+            self.ffn = FeedForward(config.width, config.ffn_ratio, *how)
             self.ffn_norm = make_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for f, norm in ((partial(self.mix, mask=mask), self.mixer_norm), (self.ffn, self.ffn_norm)):
-            if f is None or norm is None:
-                continue
-            x = x + self.dropout(f(norm(x, mask))) if self.prenorm else norm(x + self.dropout(f(x)), mask)
-        return x
+        mixed = self.mix(self.mixer_norm(x, mask) if self.prenorm else x, mask, x)
+        x = x + (mixed if self.takes_residual else self.dropout(mixed))
+        x = x if self.prenorm else self.mixer_norm(x, mask)
+        if self.ffn is None or self.ffn_norm is None:
+            return x
+        x = x + self.dropout(self.ffn(self.ffn_norm(x, mask) if self.prenorm else x))
+        return x if self.prenorm else self.ffn_norm(x, mask)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, D). A mixer that returns something else would fail later, or be broadcast."""
-        y = self.mixer(x, mask=mask)
+        more = {"residual": residual} if self.takes_residual else {}
+        y = self.mixer(x, mask=mask, **more)
         if not isinstance(y, Tensor) or y.shape != x.shape:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise BadInput(

@@ -13,46 +13,43 @@ from torch import Tensor, nn
 from longlens.data.datasets import IGNORE, Metric
 from longlens.errors import BadInput
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
-from longlens.models.block import Block, make_norm
+from longlens.models.block import Block, Dropout, make_norm
 from longlens.models.config import ModelConfig
 from longlens.ops.checks import at_least_float32
+from longlens.ops.rotary import sinusoids
 from longlens.options import nearest, options_of
 from longlens.tasks.base import Head, Spec, Task, create_task
 
 ROUNDING = 1e-4  # of an FFT in float32: a larger change by later inputs is no rounding
 
 
-def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:
-    """(length, width): sines of geometrically falling frequencies, then their cosines (Vaswani et al. 2017)."""
-    half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / half))
-    angles = torch.arange(length, device=device)[:, None] * rates  # (L, half)
-    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
-
-
 class Embedding(nn.Module):
-    """Tokens (B, L) or real vectors (B, L, C) to (B, L, D), with sinusoidal, learned or no positions added.
+    """Tokens (B, L) or real vectors (B, L, C) to (B, L, D), with sinusoidal, learned or no positions added. With
+    ``cls`` a learned vector, 0 at first, comes before each sequence: (B, 1 + L, D).
 
     Embedded tokens have the size of the sinusoids. Where a head shares the weights (``tied``), these are smaller by
     √D and scaled up here, as by Vaswani et al. (2017).
     """
 
-    def __init__(self, spec: Spec, width: int, positions: str, tied: bool = False):
+    def __init__(self, spec: Spec, width: int, positions: str, tied: bool = False, cls: bool = False):
         super().__init__()
         self.width = width
         self.positions = positions
-        self.max_length = spec.max_length
+        self.max_length = spec.max_length + cls
+        self.cls = nn.Parameter(torch.zeros(1, 1, width)) if cls else None
         self.scale = math.sqrt(width) if tied else 1.0
         self.values = nn.Embedding(spec.size, width) if spec.inputs == "tokens" else nn.Linear(spec.size, width)
-        self.learned = nn.Embedding(spec.max_length, width) if positions == "learned" else None
+        self.learned = nn.Embedding(self.max_length, width) if positions == "learned" else None
         if positions == "sinusoidal":
-            self.register_buffer("waves", sinusoids(spec.max_length, width), persistent=False)
+            self.register_buffer("waves", sinusoids(self.max_length, width), persistent=False)
         if tied:
             nn.init.normal_(self.values.weight, std=1 / self.scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = self.values(inputs)
         x = x * self.scale if self.scale != 1 else x
+        if self.cls is not None:
+            x = torch.cat([self.cls.expand(len(x), 1, -1).to(x.dtype), x], dim=1)
         length = x.shape[1]
         if self.positions == "sinusoidal":
             if length > self.waves.shape[0]:
@@ -60,16 +57,19 @@ class Embedding(nn.Module):
             x = x + self.waves[:length].to(x.dtype)
         elif self.learned is not None:
             if length > self.max_length:
+                cls = 0 if self.cls is None else 1
                 raise BadInput(
-                    f"a sequence must have at most {self.max_length} tokens, as there are learned positions, "
-                    f"got {length}: cut it, or choose sinusoidal positions"
+                    f"a sequence must have at most {self.max_length - cls} tokens, as there are learned positions, "
+                    f"got {length - cls}: cut it, or choose sinusoidal positions"
                 )
             x = x + self.learned.weight[:length]
         return x
 
 
 def pool(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """(B, L, D) -> (B, D): the mean of the tokens, or the last token."""
+    """(B, L, D) -> (B, D): the mean of the tokens, the last token, or the first, which stands for the others."""
+    if how == "cls":
+        return x[:, 0]
     if how == "mean":
         if mask is None:
             return x.mean(dim=1)
@@ -90,21 +90,23 @@ def _last(x: Tensor, mask: Tensor | None, count: int) -> Tensor:
 class TaskHead(nn.Module):
     """From the vectors of all tokens, (B, L, D), to the answer of a task.
 
-    - classify: (B, classes), linear in the pooled vector.
+    - classify: (B, classes), linear in the pooled vector; with an inner width, an MLP.
     - match: pairs, one after the other, (2B, L, D) -> (B, classes): an MLP on [x1, x2, x1 - x2, x1·x2], as LRA and S4.
     - regress: (B, M) numbers at the last M tokens, or (B,) one for the sequence.
     - language: (B, L, vocabulary), with weights of its own or the ``tied`` ones of the embedding. The latter's logits
       are divided by √D, as in T5: a model would start sure that each token follows itself otherwise.
     """
 
-    def __init__(self, spec: Spec, width: int, pooling: str, tied: Tensor | None = None):
+    def __init__(self, spec: Spec, width: int, pooling: str, tied: Tensor | None = None, inner: int | None = None):
         super().__init__()
         self.kind = spec.head
         self.positions = spec.positions
         self.pooling = pooling
         self.scale = 1.0 if tied is None else width**-0.5
-        if spec.head == "match":
-            self.mlp = nn.Sequential(nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, spec.outputs))
+        inner = inner or (width if spec.head == "match" else None)
+        if spec.head in ("classify", "match") and inner is not None:
+            pooled = 4 * width if spec.head == "match" else width
+            self.mlp = nn.Sequential(nn.Linear(pooled, inner), nn.ReLU(), nn.Linear(inner, spec.outputs))
             return
         self.linear = nn.Linear(width, 1 if spec.head == "regress" else spec.outputs, bias=spec.head != "language")
         if tied is not None:
@@ -118,7 +120,7 @@ class TaskHead(nn.Module):
             return self.linear(x).squeeze(-1)
         x = pool(x, mask, self.pooling)
         if self.kind == "classify":
-            return self.linear(x)
+            return self.linear(x) if hasattr(self, "linear") else self.mlp(x)
         first, second = x.unflatten(0, (-1, 2)).unbind(dim=1)
         return self.mlp(torch.cat([first, second, first - second, first * second], dim=-1))
 
@@ -135,18 +137,24 @@ class Model(nn.Module):
         self.config = config
         self.mixer = check_fit(spec.head, mixer, config)
         tied = spec.head == "language" and config.tied
-        self.embedding = Embedding(spec, config.width, config.positions, tied)
-        self.dropout = nn.Dropout(config.dropout)
+        self.cls = config.pooling == "cls" and spec.head != "language" and spec.positions is None
+        self.embedding = Embedding(spec, config.width, config.positions, tied, self.cls)
+        first = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.dropout = Dropout(first, config.tied_dropout)
+        context: dict[str, Any] = {"max_length": self.embedding.max_length, "shape": None if self.cls else spec.shape}
         self.blocks = nn.ModuleList(
-            Block(config, self.mixer.build(config.width, max_length=spec.max_length)) for _ in range(config.depth)
+            Block(config, self.mixer.build(config.width, number=number, **context)) for number in range(config.depth)
         )
-        self.norm = make_norm(config) if config.prenorm else None
-        self.head = TaskHead(spec, config.width, config.pooling, self.embedding.values.weight if tied else None)
+        self.norm = make_norm(config) if config.prenorm and config.final_norm else None
+        shared = self.embedding.values.weight if tied else None
+        self.head = TaskHead(spec, config.width, config.pooling, shared, config.head_width)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """``mask`` is True for tokens and False for padding; None if there is no padding."""
         if self.spec.head == "match":  # (B, 2, L) -> (2B, L)
             inputs, mask = inputs.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+        if self.cls and mask is not None:
+            mask = F.pad(mask, (1, 0), value=True)
         x = self.dropout(self.embedding(inputs))
         for block in self.blocks:
             x = block(x, mask)
@@ -169,7 +177,13 @@ def check_fit(head: Head, mixer: Mixer, config: ModelConfig) -> Mixer:
             way_out = _way_out(mixer, config)
             raise BadInput(f"a language task needs a causal mixer, and {mixer.name!r} is not: {way_out}")
         if config.norm == "batch":
-            raise BadInput("norm must be layer for a language task, got batch, which mixes positions")
+            raise BadInput("norm must be layer, scale or rms for a language task, got batch, which mixes positions")
+    elif config.pooling == "cls" and is_causal(mixer, config.width):
+        way_out = "choose bidirectional=True" if "bidirectional" in mixer.options else "choose another one"
+        raise BadInput(
+            f"pooling must be mean or last for mixer {mixer.name!r}, got cls: it is causal, so that the token before "
+            f"the sequence sees nothing of it; {way_out}"
+        )
     return mixer
 
 

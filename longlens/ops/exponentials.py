@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -31,6 +32,13 @@ def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
     weights, rates = weights.to(dtype), rates.to(dtype)
     if length == 0:
         return weights.real[:, :0]
+    groups, modes = rates.shape
+    grouped = weights.reshape(-1, groups, modes).transpose(0, 1).contiguous()  # (G, C, N)
+    return grouped_exponentials(grouped, rates, length).transpose(0, 1).reshape(-1, length)
+
+
+def grouped_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:
+    """The kernels (G, C, length) of weights (G, C, N) and rates (G, N) of one dtype, by group."""
     return _SumOfExponentials.apply(weights, rates, length)
 
 
@@ -55,7 +63,7 @@ def as_complex(parameter: Tensor) -> Tensor:
 
 
 class _SumOfExponentials(torch.autograd.Function):
-    """(D, N) and (G, N) -> (D, L), in P blocks of T steps: exp(λ·l) = exp(λ·T·p)·exp(λ·q), coarse times fine. The
+    """(G, C, N) and (G, N) -> (G, C, L), in P blocks of T steps: exp(λ·l) = exp(λ·T·p)·exp(λ·q), coarse times fine. The
     gradients for g = ∂k are sums over the same exponentials, so that only these two tables are kept:
 
     ∂w_n* = Σ_l g[l]·exp(λ_n·l),   ∂λ_n* = w_n·Σ_l l·g[l]·exp(λ_n·l)
@@ -63,26 +71,23 @@ class _SumOfExponentials(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, rates: Tensor, length: int) -> Tensor:
-        groups, modes = rates.shape
-        weights = weights.reshape(-1, groups, modes).transpose(0, 1).contiguous()  # (G, C, N)
-        channels = weights.shape[1]
+        groups, channels, _ = weights.shape
         # The product costs least when its two factors are of about the same size, C·P = T.
         steps = min(1 << round(math.log2(length * channels) / 2), 1 << (length - 1).bit_length())
         fine = _powers(rates, 1, steps)  # (G, T, N)
         coarse = _powers(rates, steps, -(-length // steps))  # (G, P, N)
         weighted = (weights.unsqueeze(2) * coarse.unsqueeze(1)).flatten(1, 2)  # (G, C·P, N)
-        kernels = _matmul(_parts(weighted.conj_physical()), _parts(fine).mT)  # (G, C·P, T)
+        kernels = _matmul(_parts(weighted.conj_physical_()), _parts(fine).mT)  # (G, C·P, T)
         ctx.save_for_backward(weights, fine, coarse)
         ctx.length = length
-        return kernels.reshape(groups, channels, -1)[..., :length].transpose(0, 1).reshape(-1, length)
+        return kernels.view(groups, channels, -1)[..., :length]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, fine, coarse = ctx.saved_tensors  # (G, C, N), (G, T, N), (G, P, N)
         (groups, channels, modes), steps, blocks = weights.shape, fine.shape[1], coarse.shape[1]
-        padded = grad.new_zeros(groups, channels, blocks * steps)
-        padded[..., : ctx.length] = grad.reshape(channels, groups, ctx.length).transpose(0, 1)
+        padded = (F.pad(grad, (0, blocks * steps - ctx.length)) if blocks * steps > ctx.length else grad).contiguous()
         padded, fine_parts = padded.view(groups, channels * blocks, steps), _parts(fine)
 
         def sum_in_blocks(rows: Tensor) -> Tensor:
@@ -101,7 +106,7 @@ class _SumOfExponentials(torch.autograd.Function):
             count = torch.arange(max(steps, blocks), device=grad.device, dtype=grad.dtype)
             moments = sum_in_blocks(padded * count[:steps]) + steps * count[:blocks, None] * sums
             grad_rates = (weights * sum_blocks(moments)).sum(dim=1).conj_physical()  # (G, N)
-        return grad_weights.transpose(0, 1).reshape(-1, modes), grad_rates, None
+        return grad_weights, grad_rates, None
 
 
 def _powers(rates: Tensor, step: int, count: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Attention among the tokens that a locality-sensitive hash puts into the same bucket (Kitaev et al. 2020).
 
 In each of several rounds the tokens are sorted by bucket, within it by time, and cut into chunks. A token sees those
-tokens of its bucket that are in its own chunk or the one before. With the scores s_j = q·k_j/√d, where k = q/|q|, of
-the tokens that it sees in round r,
+tokens of its bucket that are in its own chunk or the one before. With the scores s_j = q·k_j, where k = q/|q|, of the
+tokens that it sees in round r,
 
     y = Σ_r exp(z_r)·y_r / Σ_r exp(z_r),   y_r = Σ_j exp(s_j - z_r)·v_j,   z_r = log Σ_j exp(s_j)
 
@@ -26,17 +26,25 @@ from longlens.ops.checks import at_least_float32, no_autocast
 _SELF = -5e4  # the score of a token with itself, as in reformer-pytorch: below all others, and possible in float16
 _PADDING = torch.iinfo(torch.int32).max  # the bucket of padding, which sorts behind all others
 _NO_TOKEN = -1  # the bucket of what is seen where there is no token
+_PAIRS = {"cpu": 2**19}  # scores at a time, which should stay in a cache; other devices need many
 
 
-def lsh_buckets(x: Tensor, rotations: Tensor) -> Tensor:
+def lsh_buckets(x: Tensor, rotations: Tensor, factors: tuple[int, ...] | None = None) -> Tensor:
     """The bucket argmax([x·M; -x·M]), (B, H, R, L), of each token x, (B, H, L, d), in each round, for matrices M of
-    (R, d, buckets / 2); those of (R, d, 0) put all tokens into one bucket."""
+    (R, d, buckets / 2); those of (R, d, 0) put all tokens into one bucket.
+
+    With ``factors`` n_1, n_2, … there are several hashes of so many buckets, whose M stand side by side, and one of
+    n_1·n_2·… buckets for each combination of theirs: as many products as their sum."""
     rounds, _, half = rotations.shape
+    buckets = torch.zeros((*x.shape[:2], rounds, x.shape[2]), dtype=torch.int64, device=x.device)
     if half == 0:
-        return torch.zeros((*x.shape[:2], rounds, x.shape[2]), dtype=torch.int64, device=x.device)
-    turned = x.detach().unsqueeze(2) @ rotations.to(x.dtype)  # (B, H, R, L, buckets / 2)
-    axis = turned.abs().argmax(dim=-1, keepdim=True)
-    return (axis + half * (turned.gather(-1, axis) < 0)).squeeze(-1)
+        return buckets
+    turned = x.detach().unsqueeze(2) @ rotations.to(x.dtype)  # (B, H, R, L, Σ n / 2)
+    for part in turned.split([half] if factors is None else [count // 2 for count in factors], dim=-1):
+        axis = part.abs().argmax(dim=-1, keepdim=True)
+        bucket = (axis + part.shape[-1] * (part.gather(-1, axis) < 0)).squeeze(-1)
+        buckets = 2 * part.shape[-1] * buckets + bucket
+    return buckets
 
 
 def lsh_attention(
@@ -72,7 +80,7 @@ def lsh_attention(
     orders = torch.argsort(buckets, dim=-1, stable=True)  # (B, H, R, n·S): the token at each place
     places = torch.empty_like(orders)  # and the place of each token
     places.scatter_(-1, orders, torch.arange(orders.shape[-1], device=orders.device).expand_as(orders))
-    tokens = torch.cat([qk / math.sqrt(qk.shape[-1]), F.normalize(qk, dim=-1).to(qk.dtype), value], dim=-1)
+    tokens = torch.cat([qk, F.normalize(qk, dim=-1).to(qk.dtype), value], dim=-1)
     tokens = F.pad(tokens, (0, 0, 0, -length % size))  # (B, H, n·S, 3d)
 
     totals, outputs = [], []
@@ -116,7 +124,7 @@ def lsh_attention_reference(
         seen = (back == 0) | (back == 1)
     seen = seen & (column != _PADDING) & (across_buckets | (column == row))
 
-    scores = (qk @ F.normalize(qk, dim=-1).mT / math.sqrt(qk.shape[-1])).unsqueeze(2)
+    scores = (qk @ F.normalize(qk, dim=-1).mT).unsqueeze(2)
     if distinct:
         scores = scores - seen.sum(dim=2, keepdim=True).clamp(min=1).to(scores.dtype).log()
     scores = scores.masked_fill(~seen, -math.inf).masked_fill(time == time[:, None], _SELF)
@@ -141,7 +149,7 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 class _Attend(torch.autograd.Function):
     """One round of sorted chunks, (B, H, n, S, d): z and y. Only they are kept for the gradient, which computes the
-    scores again."""
+    scores again. Both go through a few chunks at a time."""
 
     @staticmethod
     @no_autocast
@@ -156,10 +164,12 @@ class _Attend(torch.autograd.Function):
         is_causal: bool,
         across_buckets: bool,
     ) -> tuple[Tensor, Tensor]:
-        scores = _scores(query, key, buckets, places, is_causal, across_buckets)
-        weights = scores.softmax(dim=-1)
-        total = scores.amax(dim=-1) - weights.amax(dim=-1).log()
-        y = _drop(weights, kept).to(value.dtype) @ _and_previous(value)
+        y, total = torch.empty_like(value), at_least_float32(query.new_empty(query.shape[:-1]))
+        for rows, seen in _pieces(query):
+            scores = _scores(query, key, buckets, places, rows, seen, is_causal, across_buckets)
+            weights = scores.softmax(dim=-1)
+            total[:, :, rows] = scores.amax(dim=-1) - weights.amax(dim=-1).log()
+            y[:, :, rows] = _drop(weights, kept, rows).to(value.dtype) @ _and_previous(value[:, :, seen], rows)
         ctx.save_for_backward(query, key, value, buckets, places, kept, total, y)
         ctx.options = is_causal, across_buckets
         return total, y
@@ -168,25 +178,46 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_y: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, buckets, places, kept, total, y = ctx.saved_tensors
-        scores = _scores(query, key, buckets, places, *ctx.options)
-        weights = scores.sub_(total.unsqueeze(-1)).exp_()
-        grad_value = _drop(weights, kept).to(value.dtype).mT @ grad_y
-        # dz/ds = w, and dy/ds = w ⊙ (v - y); a token's score with itself is a constant.
-        grad = _drop((grad_y @ _and_previous(value).mT).to(weights.dtype), kept)
-        grad = grad.sub_((grad_y * y).sum(dim=-1, keepdim=True) - grad_total.unsqueeze(-1)).mul_(weights)
-        _with_itself(grad).zero_()
-        grad = grad.to(query.dtype)
-        grad_query, grad_key = grad @ _and_previous(key), grad.mT @ query
-        return grad_query, _add_to_previous(grad_key), _add_to_previous(grad_value), None, None, None, None, None
+        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        change = ((grad_y * y).sum(dim=-1) - grad_total).unsqueeze(-1)
+        for rows, seen in _pieces(query):
+            scores = _scores(query, key, buckets, places, rows, seen, *ctx.options)
+            weights = scores.sub_(total[:, :, rows].unsqueeze(-1)).exp_()
+            g = grad_y[:, :, rows]
+            _add_to_previous(grad_value, _drop(weights, kept, rows).to(value.dtype).mT @ g, rows)
+            # dz/ds = w, and dy/ds = w ⊙ (v - y); a token's score with itself is a constant.
+            grad = (g @ _and_previous(value[:, :, seen], rows).mT).to(weights.dtype)
+            grad = _drop(grad, kept, rows).sub_(change[:, :, rows]).mul_(weights)
+            _with_itself(grad).zero_()
+            grad = grad.to(query.dtype)
+            grad_query[:, :, rows] = grad @ _and_previous(key[:, :, seen], rows)
+            _add_to_previous(grad_key, grad.mT @ query[:, :, rows], rows)
+        return grad_query, grad_key, grad_value, None, None, None, None, None
+
+
+def _pieces(chunks: Tensor) -> list[tuple[slice, slice]]:
+    """Parts of the n chunks (B, H, n, S, d), and what they see: the same and the chunk before them, if there is one."""
+    batch, heads, count, size, _ = chunks.shape
+    step = max(1, _PAIRS.get(chunks.device.type, 2**26) // max(1, batch * heads * 2 * size**2))
+    starts = range(0, count, step)
+    return [(slice(n, min(n + step, count)), slice(max(n - 1, 0), min(n + step, count))) for n in starts]
 
 
 def _scores(
-    query: Tensor, key: Tensor, buckets: Tensor, places: Tensor, is_causal: bool, across_buckets: bool
+    query: Tensor,
+    key: Tensor,
+    buckets: Tensor,
+    places: Tensor,
+    rows: slice,
+    seen: slice,
+    is_causal: bool,
+    across_buckets: bool,
 ) -> Tensor:
-    """(B, H, n, S, 2S). Buckets and places, (B, H, r, n·S), are those of the sorted tokens, in r - 1 rounds before this
-    one and in it."""
+    """(B, H, rows, S, 2S). Buckets and places, (B, H, r, n·S), are those of the sorted tokens, in r - 1 rounds before
+    this one and in it."""
     size = query.shape[-2]
-    row, column = _pairs(buckets[:, :, -1], size)
+    buckets, places = (x[..., seen.start * size : seen.stop * size] for x in (buckets, places))
+    row, column = _pairs(buckets[:, :, -1], size, rows)
     hidden = column == _NO_TOKEN if across_buckets else column != row
     if is_causal:
         position = torch.arange(2 * size, device=buckets.device)
@@ -194,34 +225,39 @@ def _scores(
         hidden = hidden | (back < 0) | (back > size)
     # Pairs that an earlier round has seen.
     for bucket, place in zip(buckets[:, :, :-1].unbind(2), places[:, :, :-1].unbind(2), strict=True):
-        row, column = _pairs(place if is_causal else place // size, size)
-        seen = (row - column >= 0) & (row - column <= (size if is_causal else 1))
+        row, column = _pairs(place if is_causal else place // size, size, rows)
+        repeated = (row - column >= 0) & (row - column <= (size if is_causal else 1))
         if not across_buckets:
-            row, column = _pairs(bucket, size)
-            seen &= row == column
-        hidden = hidden | seen
-    scores = at_least_float32(query @ _and_previous(key).mT).masked_fill_(hidden, -math.inf)
+            row, column = _pairs(bucket, size, rows)
+            repeated &= row == column
+        hidden = hidden | repeated
+    scores = at_least_float32(query[:, :, rows] @ _and_previous(key[:, :, seen], rows).mT)
+    scores = scores.masked_fill_(hidden, -math.inf)
     _with_itself(scores).fill_(_SELF)
     return scores
 
 
-def _pairs(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(B, H, n·S) -> the rows and columns of pairs: those of a chunk, (B, H, n, S, 1), and those that it sees,
-    (B, H, n, 1, 2S)."""
+def _pairs(numbers: Tensor, size: int, rows: slice) -> tuple[Tensor, Tensor]:
+    """(B, H, seen·S) -> the rows and columns of pairs: those of a chunk, (B, H, rows, S, 1), and those that it sees,
+    (B, H, rows, 1, 2S)."""
     row = numbers.unflatten(-1, (-1, size)).unsqueeze(-1)
-    return row, _and_previous(row.masked_fill(row == _PADDING, _NO_TOKEN), _NO_TOKEN).mT
+    column = _and_previous(row.masked_fill(row == _PADDING, _NO_TOKEN), rows, _NO_TOKEN).mT
+    return row[:, :, min(rows.start, 1) :], column
 
 
-def _and_previous(chunks: Tensor, fill: int = 0) -> Tensor:
-    """(..., n, S, d) -> (..., n, 2S, d): the rows of the chunk before, then its own."""
-    before = F.pad(chunks, (0, 0, 0, 0, 1, 0), value=fill)[..., :-1, :, :]
-    return torch.cat([before, chunks], dim=-2)
+def _and_previous(chunks: Tensor, rows: slice, fill: int = 0) -> Tensor:
+    """(..., seen, S, d) -> (..., rows, 2S, d): the rows of the chunk before, then its own."""
+    if rows.start == 0:
+        chunks = F.pad(chunks, (0, 0, 0, 0, 1, 0), value=fill)
+    return torch.cat([chunks[..., :-1, :, :], chunks[..., 1:, :, :]], dim=-2)
 
 
-def _add_to_previous(grad: Tensor) -> Tensor:
-    """The gradient of ``_and_previous``: (..., n, 2S, d) -> (..., n, S, d)."""
+def _add_to_previous(total: Tensor, grad: Tensor, rows: slice) -> None:
+    """The gradient of ``_and_previous``, (..., rows, 2S, d), to that of all chunks, (..., n, S, d)."""
     before, own = grad.chunk(2, dim=-2)
-    return own + F.pad(before[..., 1:, :, :], (0, 0, 0, 0, 0, 1))
+    total[..., rows, :, :] += own
+    first = max(rows.start, 1)
+    total[..., first - 1 : rows.stop - 1, :, :] += before[..., first - rows.start :, :, :]
 
 
 def _with_itself(pairs: Tensor) -> Tensor:
@@ -229,5 +265,5 @@ def _with_itself(pairs: Tensor) -> Tensor:
     return pairs[..., pairs.shape[-2] :].diagonal(dim1=-2, dim2=-1)
 
 
-def _drop(weights: Tensor, kept: Tensor | None) -> Tensor:
-    return weights if kept is None else weights * kept
+def _drop(weights: Tensor, kept: Tensor | None, rows: slice) -> Tensor:
+    return weights if kept is None else weights * kept[:, :, rows]

@@ -44,6 +44,7 @@ class Spec:
     outputs: int  # classes, the vocabulary of a language, or 1
     metric: Metric
     positions: int | None = None  # regress: numbers at the last so many positions; None: one for the sequence
+    shape: tuple[int, int] | None = None  # height and width of an image whose rows, one after another, are the sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,13 @@ class Task(Options, ABC):
         """The name for tables, with the options that were changed: ``text8 (max_length=128, stand-in)``."""
         changed = self._changed().items()
         words = [name.replace("_", "-") if value is True else f"{name}={value}" for name, value in changed]
+        words = [self.note, *words] if self.note else words
         return f"{self.name} ({', '.join(words)})" if words else self.name
+
+    @property
+    def note(self) -> str:
+        """What else a title must say."""
+        return ""
 
     @property
     def slug(self) -> str:
@@ -279,6 +286,10 @@ class ReleasedTask(GeneratedTask):
     release: bool = False
 
     generator_options: ClassVar[tuple[str, ...]]  # which the files of a release do not follow
+
+    @property
+    def note(self) -> str:
+        return "" if self.release else "generated"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,7 +52,8 @@ class ImageTask(TrainTestTask):
 
     @property
     def spec(self) -> Spec:
-        return Spec("real", 1, self.side**2, self.head, 10, self.metric)
+        shape = (self.side, self.side) if self.order is None else None
+        return Spec("real", 1, self.side**2, self.head, 10, self.metric, shape=shape)
 
     def stored(self, name: Literal["train", "test"]) -> Images:
         values, labels = self.prepared.array(name, "values"), self.prepared.array(name, "labels")

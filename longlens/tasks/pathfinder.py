@@ -16,6 +16,7 @@ from annotated_types import Ge, Le
 from longlens.data import snakes
 from longlens.data.datasets import SPLITS, Images, Samples, SplitName, Stream, as_shades
 from longlens.data.generate import Shard
+from longlens.data.paddles import PATH_X, PATHFINDER_32, Style
 from longlens.data.sources import ARENA, Source
 from longlens.data.store import Writer, cache_errors
 from longlens.errors import BadInput
@@ -51,22 +52,22 @@ class Pathfinder(ReleasedTask):
     contour: Paddles = 14
     distractors: Distractors = 5
 
-    style: ClassVar[snakes.Style] = snakes.PATHFINDER_32
+    style: ClassVar[Style] = PATHFINDER_32
+    version: ClassVar[int] = 2  # 1 had curves that never cross
     summary: ClassVar[str] = "are two markers on one curve? 32×32 pixels"
     shard_size: ClassVar[int] = 1000
     together: ClassVar[int] = 2  # a positive and a negative
     generator_options: ClassVar[tuple[str, ...]] = ("contour", "distractors")
 
-    def drawn_style(self) -> snakes.Style:
-        """The arena's style. In smaller pictures gaps are shorter, and the long curves begin nearer to each other."""
-        scale = min(1.0, self.size / self.style.size)
+    def drawn_style(self) -> Style:
+        """The arena's style. In smaller pictures the long curves begin nearer to each other."""
+        distance = self.style.seed_distance * min(self.size, self.style.size) // self.style.size
         given = {"size": self.size, "contour": self.contour, "distractors": self.distractors}
-        gap, distance = tuple(scale * gap for gap in self.style.gap), scale * self.style.seed_distance
-        return replace(self.style, **given, gap=gap, seed_distance=distance)
+        return replace(self.style, **given, seed_distance=distance)
 
     @property
     def spec(self) -> Spec:
-        return Spec("real", 1, self.size**2, self.head, 2, self.metric)
+        return Spec("real", 1, self.size**2, self.head, 2, self.metric, shape=(self.size, self.size))
 
     def load(self, name: SplitName, epoch: int) -> Images:
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
@@ -126,11 +127,11 @@ class PathX(Pathfinder):
     """Do two markers sit on the same curve of a large picture?"""
 
     size: Side = 128
-    distractors: Distractors = snakes.PATH_X.distractors
+    distractors: Distractors = PATH_X.distractors
 
-    style: ClassVar[snakes.Style] = snakes.PATH_X
+    style: ClassVar[Style] = PATH_X
     summary: ClassVar[str] = "are two markers on one curve? 128×128 pixels"
-    shard_size: ClassVar[int] = 200
+    shard_size: ClassVar[int] = 600
 
 
 def _open_release(source: Path, folder: str) -> tuple[Source, str]:

@@ -28,7 +28,8 @@ IMDB = Remote(
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
     "md5:7c2ac02c03563afcf9b574c7e56c153a",
 )
-IMDB_SYMBOLS = 136  # with characters that occur 15 times in the training set, and the special tokens
+IMDB_SYMBOLS = 134  # with characters that occur 15 times in the training set, and the special tokens
+IMDB_COUNTED = 4_095  # characters of a review in which they are counted, as in S4
 IMDB_LONGEST = 1_000_000  # bytes of a review, far above that of any
 IMDB_ALL = 500_000_000  # bytes of all reviews, far above those of the set
 AAN_SIZES = {"train": 147_086, "valid": 18_090, "test": 17_437}
@@ -81,8 +82,9 @@ class Text(TrainTestTask):
         return f"text-{self.level}"
 
     def identity(self) -> Mapping[str, Any]:
-        rare = {"min_count": self.min_count} if self.level == "chars" else {}
-        return {"data": "imdb", "version": 1, "level": self.level, **rare}
+        if self.level == "bytes":
+            return {"data": "imdb", "version": 1, "level": "bytes"}
+        return {"data": "imdb", "version": 2, "level": "chars", "min_count": self.min_count}
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         reviews = _read_reviews(official(source, IMDB, self.import_command()))
@@ -96,7 +98,9 @@ class Text(TrainTestTask):
                 lengths = np.array([len(text) for text in encoded], dtype=np.int64)
             else:
                 values, lengths = code_points(texts)
-                symbols = symbols or frequent(np.bincount(values), self.min_count)
+                if symbols is None:
+                    counted, _ = code_points([text[:IMDB_COUNTED] for text in texts])
+                    symbols = frequent(np.bincount(counted), self.min_count)
                 values = look_up(values, symbols)
             writer.append(split, values=values, lengths=lengths, labels=labels)
         details: Details = {"sizes": dict(self.sizes), "symbols": symbols, "source": str(source or IMDB.urls[0])}

@@ -158,6 +158,23 @@ def _leaves(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
+def residual(subject: Subject) -> str:
+    layer, x, stream = subject.build(), subject.inputs(2), subject.inputs(2)
+    if not getattr(layer, "takes_residual", False):
+        raise DoesNotApply("it takes none")
+    own = _apart(layer(x, mask=None, residual=x), _call(layer, x))
+    _require(own == 0, f"residual=x differs from none at all by {own:.1g}")
+    middle = subject.length // 2
+    changed = stream.clone()
+    changed[:, middle] += 1
+    change = (layer(x, mask=None, residual=changed) - layer(x, mask=None, residual=stream)).abs().amax((0, 2))
+    _require(change[middle] > 1e-9, "the outputs do not depend on it: leave out takes_residual")
+    change[middle] = 0
+    _require(change.max() == 0, "an output depends on the residual of another token")
+    return "of each token for itself, and x by default"
+
+
+@torch.no_grad()
 def steps(subject: Subject) -> str:
     layer, traits = subject.build(), subject.preset.traits if subject.preset else None
     if not hasattr(layer, "step"):
@@ -278,8 +295,11 @@ def state_dict(subject: Subject) -> str:
         _require(parameter.ndim > 0, scalar)
         _require(not parameter.is_complex(), f"the parameter {name} is complex: keep two real ones")
     for path, module in layer.named_modules():
-        for kind in ("kernel_parameters", "no_decay"):
-            for name in getattr(module, kind, ()):
+        groups = getattr(module, "groups", None)
+        members = [name for names in groups.values() for name in names] if isinstance(groups, dict) else []
+        named = {kind: getattr(module, kind, ()) for kind in ("kernel_parameters", "no_decay")} | {"groups": members}
+        for kind, names in named.items():
+            for name in names:
                 full = f"{path}.{name}".removeprefix(".")
                 _require(full in dict(layer.named_parameters()), f"{kind} names {full!r}, which is no parameter")
     other.load_state_dict({name: tensor.clone() for name, tensor in layer.state_dict().items()})
@@ -301,7 +321,7 @@ def meta_device(subject: Subject) -> str:
 PROPERTIES: dict[str, Callable[[Subject], str]] = {
     function.__name__.replace("_", " "): function
     for function in (
-        *(shape_and_dtype, deterministic, causality, both_sides, past, padding, steps, empty_input, half_precision),
-        *(gradients, parameters, state_dict, meta_device),
+        *(shape_and_dtype, deterministic, causality, both_sides, past, padding, residual, steps, empty_input),
+        *(half_precision, gradients, parameters, state_dict, meta_device),
     )
 }

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
 from longlens.errors import BadInput
 from longlens.files import open_file
@@ -37,9 +37,12 @@ from longlens.options import (
 from longlens.tasks.base import Task, create_task, find_task
 
 SCALES = ("smoke", "mini", "paper")
+PUBLISHED = "published"  # the recipe of a layer's own publication
 SECTIONS = ("task", "mixer", "model", "training")
 PARTS = ("task_options", "mixer_options", "model", "training")  # of config.json
 
+Groups = Annotated[dict[str, dict[str, Any]], Is("a table of tables, or NAME.lr=… and NAME.weight_decay=…")]
+GROUP = {"lr": Positive, "weight_decay": NonNegative}
 Engine = Literal["local", "ray"]
 Changes = Mapping[str, Any]  # by dotted or plain names: {"training.lr": 1e-4, "depth": 2, "task.max_length": 512}
 
@@ -56,9 +59,14 @@ class TrainingConfig(Options):
         lr: Peak learning rate of AdamW.
         kernel_lr: Upper bound of the learning rate of kernel parameters, such as those of a state space.
         weight_decay: Weight decay of matrices; norms, biases and kernel parameters have none.
+        decay_all: Decay norms, biases and vectors as matrices, as most published recipes do.
+        groups: Learning rate (lr) and weight decay (weight_decay) of a parameter group that the layer names.
         betas: Betas of AdamW.
-        schedule: Learning-rate schedule: cosine falls to 0, plateau falls when validation stops improving.
-        warmup: Fraction of the steps in which the learning rate rises (cosine).
+        eps: Epsilon of AdamW.
+        schedule: Learning-rate schedule: cosine and linear fall to 0, inverse-sqrt falls as 1/√step, plateau falls when
+            validation stops improving.
+        warmup: Steps in which the learning rate rises, or a fraction of all (cosine, linear, inverse-sqrt).
+        decay_steps: Step at which the learning rate would be 0 (cosine, linear); none for the last.
         patience: Evaluations without improvement before the learning rate falls (plateau).
         factor: Factor by which the learning rate falls (plateau).
         clip: Largest norm of the gradient; none for no clipping.
@@ -77,9 +85,13 @@ class TrainingConfig(Options):
     lr: Positive = 1e-3
     kernel_lr: Positive = 1e-3
     weight_decay: NonNegative = 0.0
+    decay_all: bool = False
+    groups: Groups | None = None
     betas: tuple[Probability, Probability] = (0.9, 0.999)
-    schedule: Literal["constant", "cosine", "plateau"] = "cosine"
-    warmup: Probability = 0.1
+    eps: Positive = 1e-8
+    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt", "plateau"] = "cosine"
+    warmup: Probability | Size = 0.1
+    decay_steps: Size | None = None
     patience: Count = 10
     factor: Fraction = 0.2
     clip: Positive | None = None
@@ -96,6 +108,13 @@ class TrainingConfig(Options):
             raise BadInput(f"either epochs or steps must be given, got epochs={self.epochs} and steps={self.steps}")
         if self.accumulate > self.batch_size:
             raise BadInput(f"accumulate must be at most the batch_size, {self.batch_size}, got {self.accumulate}")
+        if self.groups is not None:
+            object.__setattr__(self, "groups", {name: _check_group(name, self.groups[name]) for name in self.groups})
+
+
+def _check_group(name: str, values: Mapping[str, Any]) -> dict[str, float]:
+    known = {key: Option(f"groups.{name}.{key}", hint, None) for key, hint in GROUP.items()}
+    return check_options(known, values, f"group {name!r}")
 
 
 @dataclass(frozen=True)
@@ -162,23 +181,37 @@ def _make_config(recipe: str, task: str | Task, mixer: str, sections: Iterable[C
 
 @dataclass(frozen=True)
 class Recipe:
-    """The numbers of a task at a scale: one TOML file."""
+    """The numbers of a task at a scale, or those with which a layer was published: one TOML file."""
 
     name: str
     about: str = ""  # where the numbers come from
+    source: str = ""  # of a published result: repository @ commit: files, or the table of a paper
+    published: Annotated[float, Ge(0), Le(100), Is("a number from 0 to 100")] | None = None  # accuracy in percent
+    gpu_hours: NonNegative | None = None  # estimated by what the source says
+    differs: tuple[str, ...] = ()  # what is still not as in the source
     tasks: tuple[str, ...] = ()  # of a file that serves several
     task: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     mixer: dict[str, Any] = field(default_factory=dict)  # for every mixer that has such an option
     mixers: dict[str, dict[str, Any]] = field(default_factory=dict)  # for one mixer, by its name
+    own: "dict[str, Recipe]" = field(default_factory=dict)  # of several mixers that have a recipe each; not of a file
 
     def defaults(self, section: str, mixer: str) -> dict[str, Any]:
         """What the recipe says about a section: for a mixer, the shared options that it has and then its own."""
+        if mixer in self.own:
+            return self.own[mixer].defaults(section, mixer)
         if section != "mixer":
             return getattr(self, section)
         shared = {name: value for name, value in self.mixer.items() if name in find_mixer(mixer).options}
         return shared | self.mixers.get(mixer, {})
+
+    def common(self, section: str, mixers: Iterable[str]) -> dict[str, Any]:
+        """What it says about a section for all of several mixers; None where it is not the same."""
+        first, *others = (self.defaults(section, mixer) for mixer in mixers)
+        names = dict.fromkeys(name for values in (first, *others) for name in values)
+        same = {name for name in names if all(values.get(name) == first.get(name) for values in others)}
+        return {name: first.get(name) if name in same else None for name in names}
 
     def resolve(
         self, task: str | Task, mixer: str, changes: Changes | None = None, *, others: Iterable[str] = ()
@@ -191,17 +224,24 @@ class Recipe:
         for length, other in (("steps", "epochs"), ("epochs", "steps")):
             if length in new["training"] and other not in new["training"]:
                 new["training"][other] = None
+        if groups := new["training"].get("groups"):  # added to those of the recipe
+            before = Option("groups", Groups | None).check(self.defaults("training", mixer).get("groups")) or {}
+            new["training"]["groups"] = before | {name: before.get(name, {}) | groups[name] for name in groups}
         sections = (self.defaults(section, mixer) | new[section] for section in SECTIONS)
         return _make_config(self.name, task, mixer, sections)
 
 
 def load_recipe(name: str, task: str, mixers: Iterable[str] = ()) -> Recipe:
-    """The recipe of a task at a scale (smoke, mini or paper), or that of a TOML file. Every name in it is checked; the
-    values are, when it is resolved."""
+    """The recipe of a task at a scale (smoke, mini or paper), that of a TOML file, or those with which the mixers were
+    published, each its own. Every name in it is checked; the values are, when it is resolved."""
     find_task(task)
     mixers = [find_mixer(mixer).name for mixer in mixers]
+    if name == PUBLISHED and len(mixers) != 1:
+        return Recipe(name, own={mixer: load_recipe(name, task, [mixer]) for mixer in mixers})
     try:
-        recipe = _read_recipe(name, task)
+        recipe = _read_recipe(name, task, mixers)
+        if name == PUBLISHED:  # none of the options can be left out
+            recipe = replace(recipe, mixer={}, mixers={mixers[0]: recipe.mixer})
         aliases = find_task(task).aliases
         renamed = {aliases.get(option, option): value for option, value in recipe.task.items()}
         if len(renamed) < len(recipe.task):
@@ -229,8 +269,22 @@ def shipped_recipes() -> dict[tuple[str, str], Traversable]:
     return found
 
 
-def _read_recipe(name: str, task: str) -> Recipe:
-    if name in SCALES:
+@cache
+def published_recipes() -> dict[tuple[str, str], Traversable]:
+    """The files of the published recipes by mixer and task."""
+    folders = sorted((files("longlens.recipes") / PUBLISHED).iterdir(), key=lambda folder: folder.name)
+    found = [(folder.name, path.name.removesuffix(".toml"), path) for folder in folders for path in folder.iterdir()]
+    return {(mixer, task): path for mixer, task, path in found if path.name.endswith(".toml")}
+
+
+def _read_recipe(name: str, task: str, mixers: Sequence[str]) -> Recipe:
+    if name == PUBLISHED:
+        path = published_recipes().get((mixers[0], task))
+        if path is None:
+            those = ", ".join(mixer for mixer, known in published_recipes() if known == task)
+            raise BadInput(f"mixer {mixers[0]!r} has no such recipe; choose from {those or 'other tasks'}")
+        text = path.read_text()
+    elif name in SCALES:
         shipped = shipped_recipes()
         path = shipped.get((name, task)) or shipped.get((name, "*"))
         if path is None:
@@ -245,14 +299,15 @@ def _read_recipe(name: str, task: str) -> Recipe:
         except UnicodeDecodeError as error:
             raise BadInput(f"the file is not text: {error}") from None
     else:
-        hint = nearest(name, SCALES)
+        hint = nearest(name, (*SCALES, PUBLISHED))
         end = "" if hint.endswith("?") else "."
         raise BadInput(f"unknown recipe; {hint}{end} A file of your own must end in .toml")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of TOML, or a number of thousands of digits
         raise BadInput(f"not a TOML file: {error}") from None
-    known = {key: replace(option, default=None) for key, option in options_of(Recipe).items() if key != "name"}
+    known = {key: replace(option, default=None) for key, option in options_of(Recipe).items()}
+    del known["name"], known["own"]
     return Recipe(name, **check_options(known, values, "a recipe"))
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from longlens.data.datasets import Batch, Batches, Stream, Subset
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import loss_sum, metric_sums, metric_value
+from longlens.options import nearest
 from longlens.tasks.base import Spec, SplitName, Task
 from longlens.training.config import TrainingConfig
 from longlens.training.logs import StopSignals
@@ -96,40 +97,58 @@ def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Matrices have weight decay; norms, biases, single vectors and the ``no_decay`` of a layer have none. The
-    ``kernel_parameters`` of a layer (those of a state space) have none either, and learn at most at ``kernel_lr``."""
-    kernel = set(_named_by(model, "kernel_parameters"))
+    """Matrices have weight decay; norms, biases, single vectors and the ``no_decay`` of a layer have none, unless
+    ``decay_all`` says so. The ``kernel_parameters`` of a layer (those of a state space) have none either, and learn at
+    most at ``kernel_lr``. What the config says of one of its ``groups`` goes before."""
+    kernel, grouped = set(_named_by(model, "kernel_parameters")), _grouped(model, config.groups or {})
     no_decay = {*_named_by(model, "no_decay"), *_of_norms(model)}
-    groups: dict[str, list[nn.Parameter]] = {"decay": [], "no decay": [], "kernel": []}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = parameter.ndim >= 2 and name not in no_decay and name.rpartition(".")[2] != "bias"
-        groups["kernel" if name in kernel else "decay" if decays else "no decay"].append(parameter)
+        peak, decay = config.lr, config.weight_decay if decays or config.decay_all else 0.0
+        if name in kernel:
+            peak, decay = min(config.lr, config.kernel_lr), 0.0
+        own = grouped.get(name, {})
+        groups.setdefault((own.get("lr", peak), own.get("weight_decay", decay)), []).append(parameter)
     return torch.optim.AdamW(
-        [
-            {
-                "params": parameters,
-                "peak": min(config.lr, config.kernel_lr) if kind == "kernel" else config.lr,
-                "weight_decay": config.weight_decay if kind == "decay" else 0.0,
-            }
-            for kind, parameters in groups.items()
-            if parameters
-        ],
+        [{"params": members, "peak": peak, "weight_decay": decay} for (peak, decay), members in groups.items()],
         lr=config.lr,
         betas=config.betas,
+        eps=config.eps,
         fused=True,
     )
+
+
+def _grouped(model: nn.Module, chosen: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The rate and decay of each parameter of a group; of several groups, the last one decides."""
+    found: dict[str, dict[str, float]] = {}
+    known: dict[str, None] = {}
+    for path, module in model.named_modules():
+        groups = getattr(module, "groups", None)
+        for group, names in groups.items() if isinstance(groups, Mapping) else ():  # a convolution has a number of them
+            known[group] = None
+            for name in names:
+                found.setdefault(_full_name(path, module, name, "groups"), {}).update(chosen.get(group, {}))
+    for group in chosen:
+        if group not in known:
+            raise BadInput(f"groups must be parameter groups of the layer, got {group!r}; {nearest(group, known)}")
+    return found
 
 
 def _named_by(model: nn.Module, attribute: str) -> Iterator[str]:
     """The parameters that the layers of a model name, ``filter.0.weight`` as well as ``rates``."""
     for path, module in model.named_modules():
         for name in getattr(module, attribute, ()):
-            try:
-                reduce(getattr, name.split("."), module)  # None, if the layer has been built without it
-            except AttributeError:
-                layer = type(module).__name__
-                raise BadInput(f"{attribute} of {layer} names {name!r}, and it has no such parameter") from None
-            yield f"{path}.{name}" if path else name
+            yield _full_name(path, module, name, attribute)
+
+
+def _full_name(path: str, module: nn.Module, name: str, attribute: str) -> str:
+    try:
+        reduce(getattr, name.split("."), module)  # None, if the layer has been built without it
+    except AttributeError:
+        layer = type(module).__name__
+        raise BadInput(f"{attribute} of {layer} names {name!r}, and it has no such parameter") from None
+    return f"{path}.{name}" if path else name
 
 
 def _of_norms(model: nn.Module) -> Iterator[str]:
@@ -148,7 +167,8 @@ THRESHOLD = 1e-4  # relative: less does not count as an improvement (the default
 
 
 class Schedule:
-    """Constant; a warm-up and then a cosine down to 0; or steps down whenever validation stops improving.
+    """Constant; a warm-up and then, with W steps of it and S in all, a cosine or a line down to 0 at step S, or
+    √(W/step); or steps down whenever validation stops improving.
 
     Args:
         config: Which of them, and its numbers.
@@ -158,9 +178,11 @@ class Schedule:
 
     def __init__(self, config: TrainingConfig, steps: int, higher_is_better: bool):
         self.config = config
-        self.steps = steps
+        self.steps = config.decay_steps or steps
         self.higher_is_better = higher_is_better
-        self.warmup = math.ceil(config.warmup * steps) if config.schedule == "cosine" else 0
+        self.warmup = 0
+        if config.schedule in ("cosine", "linear", "inverse-sqrt"):
+            self.warmup = math.ceil(config.warmup * steps) if isinstance(config.warmup, float) else config.warmup
         self.level = 1.0  # of the plateau
         self.best: float | None = None
         self.waited = 0
@@ -169,9 +191,14 @@ class Schedule:
         """The factor of the peak learning rate for the step after ``step`` steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        if self.config.schedule == "cosine":
-            done = (step - self.warmup) / max(1, self.steps - self.warmup)
-            return 0.5 * (1 + math.cos(math.pi * min(done, 1)))
+        done = min(1, (step - self.warmup) / max(1, self.steps - self.warmup))
+        match self.config.schedule:
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * done))
+            case "linear":
+                return 1 - done
+            case "inverse-sqrt":
+                return math.sqrt(max(1, self.warmup) / (step + 1))
         return self.level
 
     def update(self, metric: float) -> None:

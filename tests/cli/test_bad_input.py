@@ -231,6 +231,22 @@ sweep atomic-cumsum --grid betas=[0.9,2]
 # recipes
 train listops --recipe min
     recipe min of listops: unknown recipe; did you mean 'mini'? A file of your own must end
+train listops --recipe publish
+    recipe publish of listops: unknown recipe; did you mean 'published'? A file of your own must end
+train listops --mixer las --recipe published
+    recipe published of listops: mixer 'las' has no such recipe; choose from
+compare listops --mixers s5 las --recipe published
+    recipe published of listops: mixer 'las' has no such recipe; choose from
+recipe show listops published
+    recipe published of listops: mixer 'las' has no such recipe; choose from
+train listops --groups ssm
+    --groups must be a table of tables, or NAME.lr=… and NAME.weight_decay=… or none, got ssm
+train listops --groups ssm.lr=1 ssm.lr=2
+    --groups must be a table of tables, or NAME.lr=… and NAME.weight_decay=… or none, got ssm.lr=1 ssm.lr=2
+train listops --groups ssm.rate=1
+    group 'ssm' has no option 'rate'; choose from lr, weight_decay
+train listops --warmup 1.5
+    --warmup must be a number of at least 0 and below 1 or a whole number of at least 1, got 1.5
 train listops --recipe my.toml
     recipe my.toml of listops: cannot read the file: No such file or directory
 # what cannot go together
@@ -239,7 +255,7 @@ train text8 --mixer las-bidirectional
 train text8 --mixer.side centered
     a language task needs a causal mixer, and 'las' is not: choose side='past'
 train text8 --norm batch
-    norm must be layer for a language task, got batch, which mixes positions
+    norm must be layer, scale or rms for a language task, got batch, which mixes positions
 train listops --mixer alibi --positions rotary
     positions must be none, sinusoidal or learned for mixer 'alibi'
 figures kernels --mixers las

@@ -189,3 +189,21 @@ def test_a_big_batch_is_said(longlens, tiny):
     said = longlens("train", "atomic-cumsum", *tiny, "--batch-size", 10_000_000)
     assert said.code == 0, said.err
     assert "a step has all 32 training samples, as batch_size is 10,000,000" in said.err
+
+
+def test_each_mixer_is_compared_by_the_recipe_it_was_published_with(longlens, here):
+    """Flags have the last word, for all of them."""
+    small = "--task.sizes 8 4 4 --task.min-length 4 --task.max-length 24 --task.max-depth 3 --task.max-args 4"
+    flags = (
+        f"{small} --steps 1 --batch-size 2 --depth 1 --width 16 --threads 1 --groups dt.lr=0.5 --out out.json".split()
+    )
+    said = longlens("compare", "listops", "--mixers", "s5", "--recipe", "published", *flags)
+    assert said.code == 0, said.err
+    said = longlens("compare", "listops", "--mixers", "s5", "mega", "--recipe", "published", *flags[:-4], *flags[-2:])
+    assert said.code == 0, said.err
+    s5, mega = (entry["config"] for entry in json.loads((here / "out.json").read_text()))
+    assert (s5["training.schedule"], s5["training.weight_decay"], s5["model.norm"]) == ("cosine", 0.04, "batch")
+    assert s5["training.groups"] == {"b": {"lr": 0.003, "weight_decay": 0.04}}
+    assert (mega["training.schedule"], mega["training.weight_decay"], mega["model.norm"]) == ("linear", 0.01, "layer")
+    assert s5["task.max_length"] == mega["task.max_length"] == 24
+    assert s5["model.depth"] == mega["model.depth"] == 1

@@ -84,7 +84,7 @@ def _mutate(damage: Damage, content: bytes) -> bytes:
     """Other JSON: an entry somewhere in it is another value, missing, or new."""
     try:
         tree = json.loads(content)
-    except ValueError:  # lines of JSON: one of them
+    except (ValueError, RecursionError):  # lines of JSON: one of them; or damaged before
         lines = content.splitlines() or [b"{}"]
         lines[damage.at % len(lines)] = json.dumps(damage.value).encode()
         return b"\n".join(lines) + b"\n"

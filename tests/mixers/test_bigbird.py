@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from longlens.mixers.registry import create_mixer
+from longlens.models.model import create_model
 from longlens.ops.block_sparse import block_sparse_attention_reference
 from longlens.ops.rotary import rotate
+from longlens.tasks.base import Spec
 
 
 def build(**options):
@@ -63,6 +65,17 @@ def test_longer_sequences_repeat_the_random_blocks():
             assert {0, 1} | ({i - 1, i, i + 1} & set(range(40))) <= row
             assert len(row) <= 8
     assert layer(torch.randn(1, 200, 16, dtype=torch.float64)).isfinite().all()
+
+
+def test_layers_of_a_model_have_other_random_blocks():
+    """The place of a layer is part of its seed."""
+    spec = Spec(inputs="tokens", size=9, head="classify", outputs=2, max_length=200, metric="accuracy")
+    model = create_model(spec, "bigbird", width=16, depth=3, heads=4, block_size=5, seed=3)
+    for number, block in enumerate(model.blocks):
+        assert torch.equal(block.mixer.chosen, build(max_length=200, seed=3 + number).chosen)
+    first, second, third = (block.mixer.chosen for block in model.blocks)
+    assert (first != second).any(dim=-1).float().mean() > 0.9
+    assert (second != third).any(dim=-1).float().mean() > 0.9
 
 
 def test_the_seed_fixes_the_random_blocks():

@@ -13,7 +13,10 @@ WIDTH, STATES = 6, 8
 
 
 def build(**options):
-    return H3(WIDTH, state_size=STATES, dt_min=0.05, dt_max=0.5, dtype=torch.float64, **options)
+    layer = H3(WIDTH, state_size=STATES, dt_min=0.05, dt_max=0.5, dtype=torch.float64, **options)
+    if layer.shift is not None:
+        torch.nn.init.normal_(layer.shift)
+    return layer
 
 
 def diagonal_system(layer, head):
@@ -34,6 +37,7 @@ def diagonal_system(layer, head):
         (23, {}),
         (101, {}),
         (23, {"tied_a": False}),
+        (23, {"learn_shift": False}),
         (23, {"head_dim": 2}),
         (5, {"head_dim": 3, "tied_a": False}),
     ],
@@ -101,6 +105,19 @@ def test_padding_between_tokens_is_not_seen_either():
     changed = torch.where(mask[..., None], x, 100.0)
     seen = [layer(given, mask=mask)[:, mask[0]] for given in (x, changed)]
     torch.testing.assert_close(*seen, rtol=0, atol=1e-12)
+
+
+def test_the_shift_is_a_state_space_with_a_matrix():
+    """x_t = S·x_{t-1} + b·k_t, y_t = c·x_t, of which S moves each number to the next place: s[l] = c·Sˡ·b."""
+    layer = build()
+    move = torch.diag(torch.ones(STATES - 1, dtype=torch.float64), -1)
+    for lag in range(STATES):
+        expected = torch.einsum("dm,mn,dn->d", layer.taps, torch.linalg.matrix_power(move, lag), layer.shift)
+        torch.testing.assert_close(layer.shift_kernel()[:, lag], expected, rtol=0, atol=1e-13)
+    start = H3(WIDTH, state_size=STATES)
+    assert torch.equal(start.shift_kernel(), start.taps), "it starts with b = e₁"
+    assert "shift" in start.kernel_parameters
+    assert "shift" not in H3(WIDTH, learn_shift=False).kernel_parameters
 
 
 def test_the_start_is_s4d_lin():

@@ -19,6 +19,9 @@ LENGTH, WIDTH = 23, 6
 def build(**options):
     layer = Hyena(WIDTH, **{"filter_width": 8, "bands": 3, "max_length": 40, "dtype": torch.float64} | options)
     torch.nn.init.uniform_(layer.frequency, 0.5, 2.0)
+    if layer.features is not None:
+        with torch.no_grad():  # away from the start
+            layer.features += 0.1 * torch.randn_like(layer.features)
     return layer
 
 
@@ -27,13 +30,15 @@ def test_implicit_filters_by_hand():
     weight, bias, last = (torch.tensor(x, dtype=torch.float64) for x in ([[3.0]], [1.0], [[5.0], [5.0]]))
     time, frequency = torch.arange(4, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
     rates = torch.tensor([2.0, 4.0], dtype=torch.float64).log()
-    filters = implicit_filters([weight, bias, last], frequency, time[:, None], rates, 1.0)
+    filters = implicit_filters([weight, bias, last], frequency, time[:, None], time, rates, 1.0)
     expected = [[5 * math.sin(2 * (3 * t + 1)) * (base**t + 1) for t in range(4)] for base in (0.5, 0.25)]
     torch.testing.assert_close(filters, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("padding", [0.0, 0.3])
-@pytest.mark.parametrize("options", [{}, {"order": 3, "shift": 0.1}, {"order": 4, "bands": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"learn_features": False}, {"order": 3, "shift": 0.1}, {"order": 4, "bands": 1}], ids=str
+)
 def test_it_is_a_product_with_a_matrix_that_the_inputs_decide(options, padding):
     layer = build(**options)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -79,7 +84,7 @@ def test_windows_fall_to_1_percent_within_their_share_of_the_length():
 
 
 def test_filters_are_exact_under_autocast():
-    layer = build(max_length=4096, frequency=14.0, bands=16).float()
+    layer = build(max_length=4096, frequency=14.0, bands=16, learn_features=False).float()
     expected = layer.kernel(4096)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(layer.kernel(4096), expected, rtol=0, atol=0)
@@ -103,6 +108,29 @@ def test_the_parameters_of_the_filter_and_the_skip_have_names():
     for order in (2, 3):
         layer = Hyena(WIDTH, order=order)
         names = {name for name, _ in layer.named_parameters()}
-        assert set(Hyena.kernel_parameters) == {name for name in names if name.startswith(("filter", "frequency"))}
+        learned = {name for name in names if name.startswith(("filter", "frequency"))}
+        assert set(layer.kernel_parameters) == {*learned, "features"}
+        assert set(Hyena(WIDTH, learn_features=False).kernel_parameters) == learned
+        assert layer.groups["positions"] == ("features",)
         assert layer.skip.ndim == 2
         assert Hyena.no_decay == ("skip",)
+
+
+def test_position_features_start_as_waves_and_leave_the_window_alone():
+    """[t/(T-1), cos(2πft/T), …, -sin(2πft/T), …]: with them the filter is that without learned ones; the window keeps
+    its t whatever is learned."""
+    learned, fixed = Hyena(WIDTH, max_length=40), Hyena(WIDTH, max_length=40, learn_features=False)
+    learned.load_state_dict(fixed.state_dict(), strict=False)
+    assert learned.features.shape == (40, 33)
+    for t in (0, 1, 17, 39):
+        turns = [1e-4 + band * (15 - 1e-4) / 15 for band in range(16)]
+        angles = [2 * math.pi * turn * t / 40 for turn in turns]
+        expected = torch.tensor([t / 39, *map(math.cos, angles), *(-math.sin(angle) for angle in angles)])
+        torch.testing.assert_close(learned.features[t].detach(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(learned.kernel(60), fixed.kernel(60), rtol=0, atol=0)
+    with torch.no_grad():
+        learned.features.zero_()
+    window = learned.kernel(40) / learned.kernel(1)
+    slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
+    assert window[0, 39].item() == pytest.approx(math.exp(-slow), rel=1e-4)
+    assert window[-1, 39].item() == pytest.approx(math.exp(-fast), rel=1e-4)

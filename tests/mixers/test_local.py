@@ -4,10 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longlens.mixers.local import local_attention, local_attention_reference
+from longlens.errors import BadInput
+from longlens.mixers.local import local_attention, local_attention_reference, strided_attention
 from longlens.mixers.registry import create_mixer
 
 SIDES = pytest.mark.parametrize("is_causal", [False, True])
+
+
+def build(**options):
+    return create_mixer("local", 12, heads=3, dtype=torch.float64, **options)
 
 
 def heads(length):
@@ -43,6 +48,44 @@ def test_it_is_attention_with_a_mask_of_blocks(length, block_size, neighbors, is
     grad = torch.randn_like(expected)
     gradients = [torch.autograd.grad(output, inputs, grad) for output in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@SIDES
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("length", "max_length"), [(23, 23), (20, 20), (7, 20), (2, 20), (31, 20)])
+def test_strided_blocks_are_the_columns_of_the_reshaped_sequence(length, max_length, masked, is_causal):
+    """With rows of n = max_length // 5 + 1 tokens under each other, a token sees those above and below it."""
+    layer = build(block_size=5, strided=True, max_length=max_length, bidirectional=not is_causal)
+    x = torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(2, length) < 0.7 if masked else torch.ones(2, length, dtype=torch.bool)
+    n = max_length // 5 + 1
+    seen = torch.tensor([[(t - s) % n == 0 for s in range(length)] for t in range(length)])
+    seen = (seen.tril() if is_causal else seen) & mask[:, None, None, :]
+    seen = seen | (~seen.any(dim=-1, keepdim=True) & torch.eye(length, dtype=torch.bool))  # padding sees itself
+    parts = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(3, dim=-1))
+    y = F.scaled_dot_product_attention(*parts, attn_mask=seen)
+    results = []
+    for output in (layer(x, mask=mask if masked else None), layer.out_proj(y.transpose(1, 2).flatten(2))):
+        output = output[mask]
+        gradients = torch.autograd.grad(output.square().sum(), [x, *layer.parameters()])
+        results.append((output, gradients[0][mask], *gradients[1:]))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+@SIDES
+@pytest.mark.parametrize(("length", "stride"), [(23, 5), (20, 5), (3, 7)])
+def test_strided_attention_is_its_reference(length, stride, is_causal):
+    inputs = heads(length)
+    actual = strided_attention(*inputs, stride, is_causal=is_causal)
+    expected = local_attention_reference(*inputs, 1, stride=stride, is_causal=is_causal)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+
+
+def test_strided_blocks_have_neither_neighbors_nor_steps():
+    with pytest.raises(BadInput, match="neighbors must be 0 with strided=True, got 1"):
+        build(strided=True, neighbors=1)
+    with pytest.raises(BadInput, match="step needs strided=False"):
+        build(strided=True, bidirectional=False).step(torch.randn(2, 12, dtype=torch.float64))
 
 
 @SIDES

@@ -20,6 +20,13 @@ def layer_of(**options):
     return layer
 
 
+def waves():
+    """Position p has sin(p·10000^(-c/6)) in the channels c < 6, and the cosine in the channels 6 + c."""
+    angles = [[p * 10_000 ** (-c / 6) for c in range(6)] for p in range(MEMORY)]
+    rows = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    return torch.tensor(rows).double()  # as exact as float32
+
+
 def assert_same(layer, x, actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
     weight, leaves = torch.randn_like(expected), [x, *layer.parameters()]
@@ -58,10 +65,21 @@ def test_two_attentions_of_torch():
         )
         return output
 
-    packed = attention(layer.memory, x[0], layer.pq_proj.weight, layer.pc_proj.weight)
+    packed = attention(layer.memory + waves(), x[0], layer.pq_proj.weight, layer.pc_proj.weight)
     expected = layer.out_proj(attention(x[0], packed, layer.q_proj.weight, layer.c_proj.weight))
     for output in (layer(x), luna_reference(layer, x)):
-        torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-6)  # of sinusoids in float32
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_sinusoids_are_added_to_the_memory(bidirectional):
+    layer, plain = (layer_of(bidirectional=bidirectional, sinusoids=on) for on in (True, False))
+    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if name != "waves"})
+    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    assert (plain(x) - layer(x)).abs().max() > 1e-3
+    with torch.no_grad():
+        plain.memory += waves()
+    torch.testing.assert_close(layer(x), plain(x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ import torch.nn.functional as F
 
 from longlens.errors import BadInput
 from longlens.mixers import mega
+from longlens.mixers.common import hide_padding
 from longlens.mixers.mega import MegaAttention, MovingAverage, ema_reference, mega_reference, toeplitz
 from longlens.mixers.registry import choose_mixer, create_mixer, find_mixer
+from longlens.models.block import Block
+from longlens.models.config import ModelConfig
 
 LENGTH, WIDTH = 23, 6
 
@@ -43,6 +46,67 @@ def test_the_formula(attention, bidirectional, chunk_size, rotary):
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     expected = torch.stack([mega_reference(layer, row) for row in x])
     assert_same(x + layer(x), expected, (x, *layer.parameters()))
+
+
+def update_gate(layer, x):
+    """u = σ(x'·W_u), (L, D)"""
+    averaged = F.silu(ema_reference(x, *layer.average.parts) + layer.average.omega * x)
+    start = layer.shared + layer.hidden
+    return torch.sigmoid(layer.in_proj(averaged)[..., start : start + WIDTH])
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_the_residual_of_a_prenorm_block_is_not_normalized(norm):
+    """x + u ⊙ (h - x), where u and h are those of norm(x): the reference, which has (1 - u) ⊙ norm(x) for a residual,
+    plus (1 - u) ⊙ (x - norm(x))."""
+    layer = make(bidirectional=False)
+    block = Block(ModelConfig(width=WIDTH, prenorm=True, norm=norm, ffn="none"), layer).double()
+    x = (3 + 5 * torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)).requires_grad_()
+    n = block.mixer_norm(x)
+    gate = torch.stack([update_gate(layer, row) for row in n])
+    expected = torch.stack([mega_reference(layer, row) for row in n]) + (1 - gate) * (x - n)
+    assert_same(block(x), expected, (x, *block.parameters()))
+
+    mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
+    noise = torch.where(mask[..., None], x, math.nan)
+    output = layer(hide_padding(n, mask), mask=mask, residual=noise)
+    assert output.isfinite().all(), "padding is hidden in the residual as well"
+    steps, state = [], None
+    for t in range(LENGTH):
+        update, state = layer.step(n[:, t], state, residual=x[:, t])
+        steps.append(update)
+    torch.testing.assert_close(x + torch.stack(steps, dim=1), expected, rtol=0, atol=1e-10)
+
+
+def test_a_postnorm_block_is_as_published():
+    """norm(x + u ⊙ (h - x))"""
+    layer = make()
+    block = Block(ModelConfig(width=WIDTH, prenorm=False, ffn="none"), layer).double()
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    expected = block.mixer_norm(torch.stack([mega_reference(layer, row) for row in x]))
+    assert_same(block(x), expected, (x, *block.parameters()))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("truncation", [1, 5, 22, 23, 24])
+def test_a_truncated_average_sees_so_many_inputs_on_each_side(truncation, bidirectional):
+    """The average of the recurrence without the inputs that are ``truncation`` or more steps away."""
+    layer = make(bidirectional=bidirectional, truncation=truncation)
+    x = torch.randn(LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    averaged = layer.average.omega * x
+    for s in range(LENGTH):
+        alone = ema_reference(F.pad(x[s : s + 1], (0, 0, s, LENGTH - 1 - s)), *layer.average.parts)
+        near = (torch.arange(LENGTH) - s).abs() < truncation
+        averaged = averaged + alone * near[:, None]
+    assert_same(layer.average(x[None])[0], F.silu(averaged), (x, *layer.average.parameters()))
+    kernels = layer.kernel(40)
+    assert kernels[:, truncation:].count_nonzero() == 0
+    torch.testing.assert_close(kernels[:, :truncation], layer.kernel(truncation), rtol=0, atol=1e-12)
+
+
+def test_a_truncated_average_has_no_steps():
+    with pytest.raises(BadInput, match="step needs truncation=None"):
+        make(bidirectional=False, truncation=4).step(torch.randn(1, WIDTH, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rotary", [False, True])
@@ -180,13 +244,28 @@ def test_toeplitz_by_hand():
 
 @pytest.mark.parametrize("dense_length", [0, LENGTH])
 @pytest.mark.parametrize("attention", ["softmax", "laplace"])
-def test_dropout_is_of_the_weights_in_training(monkeypatch, attention, dense_length):
+def test_attention_dropout_is_of_the_weights_in_training(monkeypatch, attention, dense_length):
     monkeypatch.setattr(mega, "DENSE_LENGTH", dense_length)
-    layer = make(dropout=0.5, attention=attention)
+    layer = make(attention_dropout=0.5, attention=attention)
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     torch.testing.assert_close(layer(x), layer(x), rtol=0, atol=0)
+
+
+def test_dropout_is_of_the_average_and_of_h(monkeypatch):
+    """With a dropout that halves, x' enters as with half of the weights, and h is h/2: what is left of the reference
+    y = u ⊙ h + (1 - u) ⊙ x is x + u ⊙ (h/2 - x) = y/2 + (1 - u) ⊙ x/2."""
+    layer = make(dropout=0.5)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer.eval()(x), layer(x), rtol=0, atol=0)
+    assert not torch.equal(layer.train()(x), layer(x))
+    monkeypatch.setattr(F, "dropout", lambda x, p, training: (1 - p) * x if training else x)
+    actual = x + layer(x)
+    with torch.no_grad():
+        layer.in_proj.weight *= 0.5
+    expected = [(mega_reference(layer, row) + (1 - update_gate(layer, row)) * row) / 2 for row in x]
+    torch.testing.assert_close(actual, torch.stack(expected), rtol=0, atol=1e-10)
 
 
 def test_begins_as_the_official_code():

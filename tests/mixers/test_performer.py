@@ -15,7 +15,7 @@ from longlens.mixers.performer import (
 from longlens.mixers.registry import create_mixer, find_mixer
 from longlens.ops.linear_attention import kernel_attention
 
-FORMS = [(kernel, both) for kernel in ("softmax", "relu") for both in (True, False)]
+FORMS = [(kernel, both) for kernel in ("softmax", "relu", "arena") for both in (True, False)]
 
 
 def layer_of(**options):
@@ -41,6 +41,23 @@ def test_the_formula_by_hand():
         torch.testing.assert_close(both, expected, rtol=0, atol=1e-14)
         expected[0] = 1.0  # of which the first token sees only itself
         torch.testing.assert_close(causal, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_the_features_of_the_arena_are_not_random(both):
+    """w_ts = Σ_f (relu(q_tf) + 10⁻³)·(relu(k_sf) + 10⁻³), token by token; no W, and no d^(1/4)."""
+    layer = layer_of(kernel="arena", bidirectional=both)
+    assert not list(layer.buffers())
+    x = torch.randn(1, 9, 12, dtype=torch.float64)
+    query, key, value = layer.in_proj(x)[0].view(9, 3, 3, 4).unbind(dim=1)  # (L, H, d)
+    expected = torch.zeros(9, 3, 4, dtype=torch.float64)
+    for h in range(3):
+        for t in range(9):
+            weights = torch.zeros(9, dtype=torch.float64)
+            for s in range(9 if both else t + 1):
+                weights[s] = ((query[t, h].clamp(min=0) + 0.001) * (key[s, h].clamp(min=0) + 0.001)).sum()
+            expected[t, h] = weights @ value[:, h] / weights.sum()
+    torch.testing.assert_close(layer(x)[0], layer.out_proj(expected.flatten(1)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 23, 101])
@@ -152,7 +169,7 @@ def test_by_default_d_log_d_features():
 def test_errors():
     with pytest.raises(ValueError, match="features must be a whole number of at least 1 or none, got 0"):
         create_mixer("performer", 16, features=0)
-    with pytest.raises(ValueError, match="kernel must be softmax or relu, got tanh"):
+    with pytest.raises(ValueError, match="kernel must be one of softmax, relu, arena, got tanh"):
         PerformerAttention(16, 4, kernel="tanh")
     with pytest.raises(ValueError, match="divide the width of the layer"):
         create_mixer("performer", 10)

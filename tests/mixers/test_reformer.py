@@ -10,12 +10,13 @@ from longlens.ops.rotary import rotate
 
 
 def build(**options):
-    options = {"heads": 4, "bucket_size": 6, "rounds": 3, "max_length": 50} | options
+    options = {"heads": 4, "bucket_size": 3, "rounds": 3, "max_length": 50} | options
     return create_mixer("reformer", 16, dtype=torch.float64, **options)
 
 
 def dense(layer, x, rotary=False, **options):
-    """The layer by its formula: hash, turn, attend to what is near in any order of tokens."""
+    """The layer by its formula: hash, turn, attend to what is near in any order of tokens, cut into chunks of twice an
+    average bucket of 3."""
     qk, value = (
         layer.in_proj(x)[..., part].unflatten(-1, (4, 4)).transpose(1, 2) for part in (slice(16), slice(16, 32))
     )
@@ -43,9 +44,28 @@ def test_outputs_and_gradients_are_those_of_the_formula(options, formula, length
 
 
 def test_buckets_follow_from_the_longest_sequence():
-    lengths = {5: 1, 6: 1, 7: 2, 12: 2, 13: 4, 50: 10, 4096: 684}
-    assert {length: build(max_length=length).buckets for length in lengths} == lengths
+    """A chunk has 6 tokens, twice as many as a bucket has on average; a chunk of all tokens needs no buckets."""
+    lengths = {5: 1, 6: 1, 7: 4, 12: 4, 13: 6, 50: 18, 192: 64}
+    assert {length: build(max_length=length).factors for length in lengths} == {n: (k,) for n, k in lengths.items()}
     assert build(buckets=8).rotations.shape == (3, 4, 4)
+    assert build(buckets=684).rotations.shape == (3, 4, 342)
+    assert create_mixer("reformer", 16, max_length=1024).factors == (32,), "chunks of 64"
+
+
+def test_many_buckets_are_those_of_two_hashes():
+    """The time of one would grow with the square of the length."""
+    for length in (193, 1000, 4096, 16384, 65536, 1_000_000):
+        first, second = build(max_length=length, rounds=1).factors
+        assert first % 2 == second % 2 == 0
+        assert 0 <= first * second - length / 3 <= 2 * first
+        assert first + second <= 2.3 * (length / 3) ** 0.5
+    layer, x = build(max_length=400), torch.randn(1, 90, 16, dtype=torch.float64)
+    qk = layer.in_proj(x)[..., :16].unflatten(-1, (4, 4)).transpose(1, 2)
+    first, second = layer.rotations.split([count // 2 for count in layer.factors], dim=-1)
+    buckets = layer.factors[1] * lsh_buckets(qk, first) + lsh_buckets(qk, second)
+    value = layer.in_proj(x)[..., 16:].unflatten(-1, (4, 4)).transpose(1, 2)
+    expected = layer.out_proj(lsh_attention_reference(qk, value, buckets, size=6).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
 def test_short_sequences_are_plain_attention_to_all_others():
@@ -53,7 +73,7 @@ def test_short_sequences_are_plain_attention_to_all_others():
     layer, x = build(max_length=6), torch.randn(2, 6, 16, dtype=torch.float64)
     qk, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.in_proj(x).chunk(2, dim=-1))
     others = ~torch.eye(6, dtype=torch.bool)
-    y = F.scaled_dot_product_attention(qk, F.normalize(qk, dim=-1), value, attn_mask=others)
+    y = F.scaled_dot_product_attention(qk, F.normalize(qk, dim=-1), value, attn_mask=others, scale=1.0)
     torch.testing.assert_close(layer(x), layer.out_proj(y.transpose(1, 2).flatten(2)), rtol=0, atol=1e-12)
 
 

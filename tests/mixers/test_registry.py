@@ -83,7 +83,7 @@ def test_names_and_options_are_known_without_torch(tmp_path):
     )
     result = python(code, tmp_path, LONGLENS_IMPORT="")
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == len(REGISTRY.modules) == 31
+    assert int(result.stdout) == len(REGISTRY.modules) >= 31
 
 
 @pytest.mark.zoo
@@ -162,7 +162,7 @@ def test_a_name_has_its_own_defaults_and_fixed_options():
         ("lass", {}, "unknown mixer 'lass'; did you mean 'las' or 'lssl'?"),
         ("qqq", {}, "unknown mixer 'qqq'; choose from alibi, alibi-smooth, bigbird"),
         ("las", {"windwo": 3}, "mixer 'las' has no option 'windwo'; did you mean 'window'?"),
-        ("transformer", {"window": 3}, "mixer 'transformer' has no option 'window'; choose from heads, bias"),
+        ("transformer", {"window": 3}, "mixer 'transformer' has no option 'window'; choose from heads, bidirectional"),
         ("las", {"num_heads": 4}, "mixer 'las' has no option 'num_heads'; did you mean 'heads'?"),
         ("las-chunk", {"chunk_size": None}, "chunk_size must be a whole number of at least 1, got None"),
         ("las", {"chunk_size": 0}, "chunk_size must be a whole number of at least 1 or none, got 0"),

@@ -15,27 +15,38 @@ VARIANTS = [
     {"init": "legs"},
     {"discretization": "bilinear"},
     {"tied_a": True, "init": "legs", "discretization": "bilinear"},
+    {"learn_b": True},
+    {"learn_b": True, "init": "legs", "tied_a": True, "discretization": "bilinear"},
 ]
 
 
 def layer(**options):
-    return S4D(4, **({"state_size": 8, "dt_min": 0.01, "dt_max": 0.5} | options), dtype=torch.float64)
+    model = S4D(4, **({"state_size": 8, "dt_min": 0.01, "dt_max": 0.5} | options), dtype=torch.float64)
+    if isinstance(model.b, torch.nn.Parameter):
+        torch.nn.init.normal_(model.b)
+    return model
+
+
+def inputs_of(model):
+    """B (D, N/2), by definition."""
+    one = torch.ones(1, 4, dtype=torch.complex128)
+    return (one if model.b is None else torch.view_as_complex(model.b)).expand(4, -1)
 
 
 def system(model):
-    """C, A and Δ, by definition."""
+    """C·B, A and Δ, by definition."""
     a = torch.complex(-model.a_real.exp(), model.a_imag)
-    return torch.view_as_complex(model.c), a, model.log_dt.exp()
+    return torch.view_as_complex(model.c) * inputs_of(model), a, model.log_dt.exp()
 
 
 def matrices(model, channel):
     """The discretized state space of a channel as real matrices, by definition: each pair of conjugate numbers is a
-    rotation with decay, of which the first coordinate is driven and the output is 2·Re(c·x)."""
+    rotation with decay, which is driven by the two parts of B, and the output is 2·Re(c·x)."""
     a = torch.complex(-model.a_real.exp(), model.a_imag).expand(4, -1)[channel].detach()
     c, dt = torch.view_as_complex(model.c.detach())[channel], model.log_dt[channel].exp().item()
     continuous = torch.block_diag(*(torch.tensor([[z.real, -z.imag], [z.imag, z.real]]) for z in a))
     continuous = continuous.to(torch.float64)
-    inputs = torch.tensor([1.0, 0.0] * len(a), dtype=torch.float64)
+    inputs = torch.view_as_real(inputs_of(model)[channel].detach()).flatten()
     outputs = torch.stack([2 * c.real, -2 * c.imag], dim=-1).flatten()
     eye = torch.eye(len(inputs), dtype=torch.float64)
     if model.discretization == "zoh":  # exp of [[A, B], [0, 0]]·Δ holds both
@@ -65,7 +76,7 @@ def test_the_kernel_is_the_formula_with_its_gradients(options, length):
     model = layer(**options)
     kernel, expected = model.kernel(length), s4d_kernel_reference(*system(model), length, model.discretization)
     torch.testing.assert_close(kernel, expected, rtol=0, atol=1e-10)
-    leaves, weight = [model.log_dt, model.a_real, model.a_imag, model.c], torch.randn_like(kernel)
+    leaves, weight = [model.get_parameter(name) for name in (*model.kernel_parameters, "c")], torch.randn_like(kernel)
     gradients = [torch.autograd.grad(k, leaves, weight) for k in (kernel, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
 
@@ -106,6 +117,29 @@ def test_frequencies():
     eigenvalues = torch.linalg.eigvals(a + torch.outer(b, b) / 2)
     torch.testing.assert_close(eigenvalues.real, torch.full((16,), -0.5, dtype=torch.float64))
     torch.testing.assert_close(s4d_frequencies("legs", 16), eigenvalues.imag.sort().values[8:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("learn_b", [False, True])
+def test_legs_has_the_inputs_of_hippo(learn_b):
+    """V*·B of the eigenvectors V whose first entries are real, Im clipped to 2; then |B| of a mode is that of ours."""
+    hippo, inputs = hippo_legs(64)
+    frequencies, vectors = torch.linalg.eigh(-1j * (hippo + torch.outer(inputs, inputs) / 2))
+    vectors = vectors[:, frequencies > 0]
+    b = (vectors * (vectors[0].abs() / vectors[0])).mH @ inputs.to(vectors.dtype)
+    clipped = torch.complex(b.real, b.imag.clamp(-2, 2))
+    model = S4D(3, init="legs", learn_b=learn_b, dtype=torch.float64)
+    ours = torch.view_as_complex(model.b.detach())
+    assert ours.shape == (3 if learn_b else 1, 32)
+    torch.testing.assert_close(ours.abs(), clipped.abs().expand_as(ours), rtol=0, atol=1e-9)
+    assert S4D(3, init="lin").b is None
+    assert (torch.view_as_complex(S4D(3, init="lin", learn_b=True).b.detach()) == 1).all()
+
+
+def test_a_learned_b_belongs_to_the_kernel_and_its_group():
+    assert layer(learn_b=True).groups == {"ssm": ("a_real", "a_imag", "b"), "dt": ("log_dt",)}
+    assert "b" in layer(learn_b=True).kernel_parameters
+    assert layer(init="legs").groups == {"ssm": ("a_real", "a_imag"), "dt": ("log_dt",)}
+    assert "b" not in dict(layer(init="legs").named_parameters())
 
 
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])

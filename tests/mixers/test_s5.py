@@ -19,10 +19,11 @@ def build(**options):
     return layer
 
 
+@pytest.mark.parametrize("activation", ["half_glu1", "half_glu2"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("length", [1, 23, 101])
-def test_equals_the_recurrence_with_its_gradients(length, bidirectional):
-    layer = build(bidirectional=bidirectional)
+def test_equals_the_recurrence_with_its_gradients(length, bidirectional, activation):
+    layer = build(bidirectional=bidirectional, activation=activation)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
     actual, expected = layer(x), s5_reference(layer, x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
@@ -94,6 +95,30 @@ def test_the_start_is_blocks_of_hippo_with_random_real_inputs():
     assert outputs.abs().square().mean().item() == pytest.approx(2 / 48, rel=0.1)
     assert layer.log_dt.exp().min() >= 1e-3
     assert layer.log_dt.exp().max() <= 0.1
+
+
+def test_half_glu2_gates_what_the_state_space_returns():
+    layer, y = build(activation="half_glu2"), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    gelu = y * 0.5 * (1 + torch.erf(y / 2**0.5))
+    gate = 1 / (1 + torch.exp(-(gelu @ layer.out_proj.weight.T + layer.out_proj.bias)))
+    torch.testing.assert_close(layer._out(y), y * gate, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("c_init", "square"),
+    [("trunc_standard_normal", 2 / 48), ("lecun_normal", 2 / (48 * 200)), ("complex_normal", 1.0)],
+)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_starts_of_c(c_init, square, bidirectional):
+    """C'·V for the P columns of a C' of variance 1/P in each part, or 1/(P·D); or complex normal, without V."""
+    layer = S5(200, 48, blocks=3, c_init=c_init, bidirectional=bidirectional, dtype=torch.float64)
+    for out in torch.view_as_complex(layer.out.detach()).chunk(1 + bidirectional, dim=1):
+        assert out.abs().square().mean().item() == pytest.approx(square, rel=0.05)
+        assert out.real.square().mean().item() == pytest.approx(square / 2, rel=0.1)
+
+
+def test_its_groups_are_the_eigenvalues_the_inputs_and_the_step_sizes():
+    assert S5.groups == {"ssm": ("eigenvalues",), "b": ("into",), "dt": ("log_dt",)}
 
 
 def test_both_directions_begin_differently():

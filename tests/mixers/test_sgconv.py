@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,52 @@ def test_the_kernel_is_its_formula(size, scales):
         upstream = torch.randn(3, length, dtype=torch.float64)
         gradients = [torch.autograd.grad(kernel, weights, upstream)[0] for kernel in kernels]
         torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_first_scale_stretches_all_sub_kernels(first):
+    weights = torch.randn(4, 3, 5, dtype=torch.float64)
+    decay = torch.tensor([1.0, 1.5, 3.0], dtype=torch.float64)
+    for length in (1, 23, 200):
+        kernels = [build(weights, decay, length, first) for build in (multiscale_kernel, multiscale_kernel_reference)]
+        torch.testing.assert_close(*kernels, rtol=0, atol=1e-13)
+
+
+def test_a_first_scale_of_a_hand_made_example():
+    """w = (1, 3), (1, 3) with α = 2 and s = 1: both are stretched to 1, 1.5, 2.5, 3."""
+    kernel = multiscale_kernel(torch.tensor([1.0, 3.0]).expand(2, 1, 2), torch.tensor([2.0]), 9, 1)
+    torch.testing.assert_close(kernel, torch.tensor([[1, 1.5, 2.5, 3, 0.5, 0.75, 1.25, 1.5, 0]]))
+
+
+def test_a_power_law_weighs_distances_instead_of_scales():
+    """The recipe of Image: k(t)/(t + 1) without a factor between sub-kernels, divided by its norm at the start."""
+    layer = SGConv(WIDTH, kernel_dim=4, decay="power", max_length=64, dtype=torch.float64)
+    plain = multiscale_kernel_reference(layer.weight, torch.ones(2 * WIDTH, dtype=torch.float64), 64)
+    expected = plain / torch.arange(1, 65)
+    torch.testing.assert_close(layer.kernel(64), expected / expected.norm(dim=1, keepdim=True), rtol=0, atol=1e-13)
+    torch.testing.assert_close(layer.kernel(23), layer.kernel(64)[:, :23], rtol=0, atol=0)
+
+
+def test_cosines_of_each_channel_in_a_random_order_for_each_scale():
+    """The recipe of Path-X: cos(linspace(0, 2πc, d)) of channel c, both sides alike, s = 1, one scale fewer."""
+    torch.manual_seed(0)
+    layer = SGConv(WIDTH, kernel_dim=8, init="cosine", init_scale=1, decay_min=1, decay_max=3, max_length=64)
+    assert layer.weight.shape == (3, 2 * WIDTH, 8)  # 1 + log₂(64 / 8) - 1
+    waves = {tuple(round(math.cos(2 * math.pi * c * n / 7), 4) + 0.0 for n in range(8)) for c in range(WIDTH)}
+    orders = []
+    for weight in layer.weight.detach():
+        past, future = weight.split(WIDTH)
+        assert torch.equal(past, future)
+        rows = [tuple(round(value, 4) + 0.0 for value in row) for row in past.tolist()]
+        assert set(rows) == waves
+        orders.append(rows)
+    assert orders[0] != orders[1] or orders[1] != orders[2]
+    torch.testing.assert_close(layer.kernel(64).norm(dim=1), torch.ones(2 * WIDTH))
+
+
+def test_its_weights_decay_and_have_a_group():
+    assert SGConv.groups == {"kernel": ("weight",)}
+    assert not hasattr(SGConv, "kernel_parameters")
 
 
 def test_the_kernel_of_a_hand_made_example():
@@ -91,6 +139,7 @@ def test_wrong_options_are_refused():
         ({"kernel_dim": 0}, "kernel_dim must be a whole number of at least 1, got 0"),
         ({"decay_min": 3.0}, r"decay_min must be at most decay_max, got decay_min=3\.0 and decay_max=2\.0"),
         ({"decay_min": 0.0}, "decay_min must be a number above 0, got 0.0"),
+        ({"init_scale": -1}, "init_scale must be a whole number from 0 to 30, got -1"),
         ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
         ({"output": "relu"}, "output must be glu or linear, got relu"),
     ):

@@ -1,11 +1,15 @@
 """The Toeplitz neural network against dense Toeplitz matrices, entry by entry."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from longlens.errors import BadInput
 from longlens.mixers.registry import create_mixer
 from longlens.mixers.tnn import GatedToeplitz, coefficient_reference, tnn_reference, toeplitz_kernel
+from longlens.models.model import create_model
+from longlens.tasks.base import Spec
 
 WIDTH = 6
 
@@ -25,6 +29,45 @@ def test_the_formula(options, bidirectional, length):
     grad = torch.randn_like(expected)
     grads = [torch.autograd.grad(output, (x, *layer.parameters()), grad) for output in (actual, expected)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_rows_and_columns_of_an_image(bidirectional):
+    """Pixel (i, j) gets R·C·v + C·R·v: the sum of (r_{j - m}·c_{i - k} + c_{i - k}·r_{j - m})·v_km over all (k, m)."""
+    layer = make(shape=(3, 4), bidirectional=bidirectional)
+    x = torch.randn(2, 12, WIDTH, dtype=torch.float64, requires_grad=True)
+    gate, value = torch.nn.functional.silu(layer.in_proj(x)).chunk(2, dim=-1)
+    rows = []
+    for i, j in product(range(3), range(4)):
+        total = torch.zeros_like(value[:, 0])
+        for k, m in product(range(3), range(4)):
+            if bidirectional or (k <= i and m <= j):
+                column = coefficient_reference(layer, i - k, layer.column_encoder)
+                row = coefficient_reference(layer, j - m, layer.encoder)
+                total = total + (column * row + row * column) * value[:, 4 * k + m]
+        rows.append(total)
+    expected = layer.out_proj(gate * torch.stack(rows, dim=1))
+    actual = layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    grad = torch.randn_like(expected)
+    grads = [torch.autograd.grad(output, (x, *layer.parameters()), grad) for output in (actual, expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-9)
+
+
+def test_a_model_of_images_has_two_dimensions():
+    spec = Spec(inputs="real", size=1, head="classify", outputs=2, max_length=12, metric="accuracy", shape=(3, 4))
+    assert create_model(spec, "tnn", width=8, depth=1).blocks[0].mixer.shape == (3, 4)
+    assert create_model(spec, "tnn", width=8, depth=1, two_dimensional=False).blocks[0].mixer.shape is None
+
+
+def test_sequences_have_one_dimension():
+    sequence, image = make(), make(shape=(3, 4), two_dimensional=False)
+    assert sequence.column_encoder is image.column_encoder is None
+    image.load_state_dict(sequence.state_dict())
+    x = torch.randn(2, 12, WIDTH, dtype=torch.float64)
+    assert torch.equal(sequence(x), image(x))
+    with pytest.raises(BadInput, match=r"x must have 3·4 tokens, those of an image, got 13"):
+        make(shape=(3, 4))(torch.randn(1, 13, WIDTH, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

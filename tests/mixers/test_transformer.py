@@ -135,3 +135,18 @@ def test_the_chunked_one_is_local():
     las.load_state_dict(local.state_dict())
     x = inputs(23)
     assert torch.equal(local(x), las(x))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_both_sides_are_the_attention_of_torch_without_a_causal_mask(masked):
+    layer, x = CausalAttention(16, 4, bidirectional=True, dtype=torch.float64), inputs(23)
+    plain = MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+    plain.load_state_dict({name.replace("in_proj.", "in_proj_"): x for name, x in layer.state_dict().items()})
+    mask = torch.arange(23) < torch.tensor([[23], [9], [1]]) if masked else torch.ones(3, 23, dtype=torch.bool)
+    expected, _ = plain(x, x, x, key_padding_mask=~mask)
+    found = layer(x, mask=mask if masked else None)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-13)
+    grads = [torch.autograd.grad(output[mask].square().sum(), x)[0] for output in (found, expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+    with pytest.raises(BadInput, match="step needs a causal layer"):
+        layer.step(x[:, 0])

@@ -27,13 +27,14 @@ def outcome(name, check, **options):
 def test_every_mixer_has_every_property(name, options, check):
     """It may not apply, but for those that are about all layers."""
     found = outcome(name, check, **options)
-    if check not in ("causality", "both sides", "steps"):
+    if check not in ("causality", "both sides", "residual", "steps"):
         assert found.passed, found.detail
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_mixer_is_causal_or_sees_both_sides(name, options):
-    bidirectional = options.get("bidirectional", name in ("las-bidirectional", "s4-bidirectional", "linformer"))
+    both = ("las-bidirectional", "s4-bidirectional", "s4-v2", "linformer")
+    bidirectional = options.get("bidirectional", name in both)
     assert outcome(name, "causality", **options).passed is (None if bidirectional else True)
     assert outcome(name, "both sides", **options).passed is (True if bidirectional else None)
 

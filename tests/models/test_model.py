@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from longlens.errors import BadInput
-from longlens.mixers.registry import REGISTRY, choose_mixer, list_mixers, register
+from longlens.mixers.registry import REGISTRY, choose_mixer, create_mixer, list_mixers, register
 from longlens.models.config import ModelConfig
 from longlens.models.model import Model, check_fit, check_mixer_builds, create_model, refuse_foresight
 from longlens.models.model import count_parameters as count
+from longlens.ops.rotary import sinusoids
 from longlens.options import options_of
 from longlens.tasks.base import Spec, create_task
 
@@ -90,13 +91,13 @@ def test_pairs_are_embedded_apart_from_each_other():
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none", "rotary"])
 @pytest.mark.parametrize("prenorm", [True, False])
-@pytest.mark.parametrize("ffn", ["gelu", "glu", "none"])
+@pytest.mark.parametrize("ffn", ["plain", "glu", "none"])
 def test_parameters_of_a_transformer_by_hand(ffn, prenorm, positions):
     D, depth, V, C, L = 16, 3, 11, 3, 20
     inner = 4 * D
     attention = D * 3 * D + 3 * D + D * D + D
     feedforward = {
-        "gelu": D * inner + inner + inner * D + D,
+        "plain": D * inner + inner + inner * D + D,
         "glu": D * 2 * inner + 2 * inner + inner * D + D,
         "none": 0,
     }
@@ -177,7 +178,7 @@ def test_options_of_the_model_and_of_the_mixer_are_told_apart(name):
     assert same.mixer == model.mixer
 
 
-def test_dropout_alone_belongs_to_both():
+def test_few_options_belong_to_both():
     """Then the plain name is the model's."""
     both = {option for name in list_mixers() for option in choose_mixer(name).options} & set(options_of(ModelConfig))
     assert both == {"dropout"}
@@ -218,7 +219,7 @@ def test_a_model_on_the_meta_device_has_shapes_and_no_memory():
         ("las", {"depth": 10**23}, "depth must be a whole number from 1 to 10,000, got 1000"),
         ("las", {"width": 4 * 10**18}, "width must be a whole number from 1 to 2\\^20, got 4000000000000000000"),
         ("las", {"ffn_ratio": 1e308}, "ffn_ratio must be a number above 0, at most 1000, got 1e\\+308"),
-        ("las", {"norm": "bath"}, "norm must be layer or batch, got bath"),
+        ("las", {"norm": "bath"}, "norm must be one of layer, batch, scale, rms, got bath"),
         ("las", {"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
         ("las", {"heads": "many"}, "heads must be a whole number of at least 1, got many"),
         ("las", {"width": 30}, "heads=8 and a width of 30"),
@@ -244,7 +245,7 @@ def test_what_is_not_possible_is_refused_with_a_sentence(mixer, options, message
         ("las", {"side": "centered"}, "needs a causal mixer, and 'las' is not: choose side='past'"),
         ("las-chunk", {"side": "centered", "window": 3}, "and 'las-chunk' is not: choose side='past'"),
         ("s4d", {"bidirectional": True}, "and 's4d' is not: choose bidirectional=False"),
-        ("las", {"norm": "batch"}, "norm must be layer for a language task, got batch, which mixes positions"),
+        ("las", {"norm": "batch"}, "norm must be layer, scale or rms for a language task, got batch, which mixes pos"),
     ],
 )
 def test_a_language_model_sees_the_past_only(mixer, options, message):
@@ -363,3 +364,137 @@ def test_rotary_positions_turn_queries_and_add_nothing():
     plain.load_state_dict(model.state_dict())
     assert not torch.allclose(plain(tokens), model(tokens))
     assert isinstance(plain, Model)
+
+
+BOTH = {"mixer": "las-bidirectional", **SMALL}
+
+
+@pytest.mark.parametrize("name", ["classify", "match", "pixels", "regress"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none", "rotary"])
+def test_a_learned_token_before_the_sequence_is_its_vector(name, positions):
+    """As if the sequence had one more token: positions, the mask and the length of the layer count it."""
+    spec = SPECS[name]
+    model = create_model(spec, pooling="cls", positions=positions, dtype=torch.float64, **BOTH).eval()
+    nn.init.normal_(model.embedding.cls)
+    given = inputs(spec)
+    lengths = torch.tensor([[13], [6]])
+    mask = torch.arange(13) < (torch.tensor([[[13], [6]], [[2], [13]]]) if name == "match" else lengths)
+    flat, flat_mask = (given.flatten(0, 1), mask.flatten(0, 1)) if name == "match" else (given, mask)
+    rows = []
+    for row, kept in zip(flat, flat_mask, strict=True):
+        x = model.embedding.values(row[kept])
+        x = torch.cat([model.embedding.cls[0], x])
+        if positions == "sinusoidal":
+            x = x + sinusoids(len(x), 16)
+        elif positions == "learned":
+            x = x + model.embedding.learned.weight[: len(x)]
+        for block in model.blocks:
+            x = block(x[None])[0]
+        rows.append(model.norm(x)[0])
+    pooled = torch.stack(rows)
+    if name == "match":
+        one, two = pooled[::2], pooled[1::2]
+        expected = model.head.mlp(torch.cat([one, two, one - two, one * two], dim=-1))
+    else:
+        expected = model.head.linear(pooled)
+    torch.testing.assert_close(model(given, mask), expected.squeeze(-1), rtol=0, atol=1e-11)
+    assert model(inputs(spec, length=20)).shape[0] == 2, "the longest sequence still fits"
+
+
+def test_the_token_before_the_sequence_starts_at_0_and_learns():
+    model = create_model(SPECS["classify"], pooling="cls", **BOTH)
+    assert model.embedding.cls.shape == (1, 1, 16)
+    assert not model.embedding.cls.any()
+    model(inputs(SPECS["classify"])).sum().backward()
+    assert model.embedding.cls.grad.any()
+    with pytest.raises(BadInput, match="at most 20 tokens, as there are learned positions, got 21"):
+        create_model(SPECS["classify"], pooling="cls", positions="learned", **BOTH)(torch.zeros(2, 21, dtype=int))
+
+
+def test_a_causal_layer_has_no_token_before_the_sequence():
+    for mixer, way_out in (("las", "choose another one"), ("s4d", "choose bidirectional=True")):
+        message = f"pooling must be mean or last for mixer '{mixer}', got cls: it is causal, .*; {way_out}"
+        with pytest.raises(BadInput, match=message):
+            create_model(SPECS["classify"], mixer, pooling="cls")
+    assert create_model(SPECS["language"], "las", pooling="cls", **SMALL).embedding.cls is None
+    assert create_model(SPECS["positions"], pooling="cls", **BOTH).embedding.cls is None
+
+
+@pytest.mark.parametrize("name", ["classify", "match"])
+def test_a_head_of_two_layers(name):
+    """W₂·relu(W₁x + b₁) + b₂."""
+    spec = SPECS[name]
+    model = create_model(spec, "las", head_width=7, dtype=torch.float64, **SMALL)
+    up, _, down = model.head.mlp
+    assert up.weight.shape == (7, 64 if name == "match" else 16)
+    x = torch.randn(4, 9, 16, dtype=torch.float64)
+    pooled = x.mean(dim=1)
+    if name == "match":
+        one, two = pooled[::2], pooled[1::2]
+        pooled = torch.cat([one, two, one - two, one * two], dim=1)
+    expected = (pooled @ up.weight.T + up.bias).clamp(min=0) @ down.weight.T + down.bias
+    torch.testing.assert_close(model.head(x, None), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("embedding", "expected"), [(None, 0.5), (0.0, 0.0), (0.25, 0.25)])
+def test_the_embedding_may_have_a_dropout_of_its_own(embedding, expected):
+    model = create_model(SPECS["classify"], "las", dropout=0.5, embedding_dropout=embedding, tied_dropout=True, **SMALL)
+    assert (model.dropout.p, model.blocks[0].dropout.p) == (expected, 0.5)
+    assert model.dropout.tied
+    assert model.blocks[0].dropout.tied
+
+
+def test_the_last_norm_can_be_left_out():
+    model = create_model(SPECS["classify"], "las", final_norm=False, dtype=torch.float64, **SMALL)
+    tokens = inputs(SPECS["classify"])
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = block(x)
+    torch.testing.assert_close(model(tokens), model.head.linear(x.mean(dim=1)), rtol=0, atol=1e-12)
+
+
+class Placed(nn.Module):
+    """A layer that is told where it is."""
+
+    causal = False
+
+    def __init__(self, d_model: int, number: int = 0, shape: tuple[int, int] | None = None, max_length: int = 1):
+        super().__init__()
+        self.place = number, shape, max_length
+
+    def forward(self, x, *, mask=None):
+        return x
+
+
+def test_a_layer_is_told_its_number_and_the_shape_of_an_image(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
+    monkeypatch.setattr(REGISTRY, "homes", dict(REGISTRY.homes))
+    register("placed")(Placed)
+    assert not choose_mixer("placed").options
+    image = Spec("real", 1, 20, "classify", 3, "accuracy", shape=(4, 5))
+    for pooling, places in (
+        ("mean", [(0, (4, 5), 20), (1, (4, 5), 20)]),
+        ("cls", [(0, None, 21), (1, None, 21)]),  # the sequence is no image any more
+    ):
+        model = create_model(image, "placed", depth=2, width=8, pooling=pooling)
+        assert [block.mixer.place for block in model.blocks] == places
+    assert create_model(SPECS["classify"], "placed", depth=1).blocks[0].mixer.place == (0, None, 20)
+    assert create_mixer("placed", 8).place == (0, None, 1024)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "shape"),
+    [
+        ("image", {}, (32, 32)),
+        ("smnist", {}, (28, 28)),
+        ("pmnist", {}, None),
+        ("pathfinder", {}, (32, 32)),
+        ("pathfinder", {"size": 16, "contour": 6}, (16, 16)),
+        ("path-x", {}, (128, 128)),
+        ("listops", {}, None),
+    ],
+)
+def test_tasks_of_images_say_their_height_and_width(task, options, shape):
+    spec = create_task(task, **options).spec
+    assert spec.shape == shape
+    assert shape is None or spec.max_length == shape[0] * shape[1]

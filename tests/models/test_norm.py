@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from longlens.models.block import BatchNorm, LayerNorm
+from longlens.models.block import BatchNorm, LayerNorm, RMSNorm
 
 MASK = torch.arange(9) < torch.tensor([[9], [4], [0], [1]])  # (4, 9)
 
@@ -161,3 +161,15 @@ def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
             torch.testing.assert_close(first[i] + second[i], gradient, **close)
         for share in (first, second):
             torch.testing.assert_close(share[4:], [norm.running_mean, norm.running_var], **close)
+
+
+@pytest.mark.parametrize("gains", [1, 6])
+def test_rms_norm_and_scale_norm_divide_by_the_size_of_a_token(gains):
+    """g·x / (‖x‖/√D), with D numbers g or one."""
+    norm, x = RMSNorm(gains).double(), inputs(4, 9, 6)
+    torch.nn.init.normal_(norm.weight)
+    expected = norm.weight * x / ((x.norm(dim=-1, keepdim=True) / 6**0.5).square() + 1e-6).sqrt()
+    torch.testing.assert_close(norm(x, MASK), expected, rtol=0, atol=1e-13)
+    grad = torch.randn_like(expected)
+    grads = [torch.autograd.grad(output, (x, norm.weight), grad) for output in (norm(x), expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)

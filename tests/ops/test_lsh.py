@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longlens.ops import lsh
 from longlens.ops.lsh import lsh_attention, lsh_attention_reference, lsh_buckets
 
 KINDS = [
@@ -33,6 +34,13 @@ def test_buckets_are_the_largest_of_both_signs():
             turned = torch.cat([x[1, 2, t] @ rotations[r], -x[1, 2, t] @ rotations[r]])
             assert buckets[1, 2, r, t] == turned.argmax()
     assert not lsh_buckets(x, torch.empty(5, 4, 0)).any()
+
+
+def test_buckets_of_two_hashes_are_all_pairs_of_theirs():
+    x, first, second = torch.randn(2, 3, 200, 4), torch.randn(5, 4, 2), torch.randn(5, 4, 3)
+    buckets = lsh_buckets(x, torch.cat([first, second], dim=2), (4, 6))
+    assert torch.equal(buckets, 6 * lsh_buckets(x, first) + lsh_buckets(x, second))
+    assert set(buckets.unique().tolist()) <= set(range(24))
 
 
 def seen_by(buckets, size, is_causal=False, across_buckets=False, tokens=None):
@@ -66,7 +74,7 @@ def test_the_formula_token_by_token(options):
         for h in range(3):
             rounds = [seen_by(buckets[b, h, r].tolist(), 3, **options, tokens=tokens) for r in range(2)]
             for t in tokens:
-                scores = [qk[b, h, t] @ qk[b, h, u] / qk[b, h, u].norm() / 2 for seen in rounds for u in seen[t]]
+                scores = [qk[b, h, t] @ qk[b, h, u] / qk[b, h, u].norm() for seen in rounds for u in seen[t]]
                 values = [value[b, h, u] for seen in rounds for u in seen[t]]
                 if not scores:
                     scores, values = [torch.zeros((), dtype=torch.float64)], [value[b, h, t]]
@@ -77,9 +85,11 @@ def test_the_formula_token_by_token(options):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("length", [1, 6, 23, 67])
+@pytest.mark.parametrize(("length", "chunks"), [(1, 1), (6, 1), (23, 1), (67, 5), (67, 100)])
 @pytest.mark.parametrize("options", KINDS)
-def test_outputs_and_gradients_are_those_of_all_pairs(options, length, masked):
+def test_outputs_and_gradients_are_those_of_all_pairs(options, length, chunks, masked, monkeypatch):
+    """With all chunks at once, or a few after the other."""
+    monkeypatch.setattr(lsh, "_PAIRS", {"cpu": 2 * 3 * 6 * 12 * chunks})
     qk, value = vectors(length)
     buckets, mask = random_buckets(length), None
     weight = torch.randn(2, 3, length, 4, dtype=torch.float64)
@@ -101,7 +111,7 @@ def test_one_bucket_in_one_chunk_is_attention_to_all_others():
         if is_causal:
             seen = seen.tril()
             seen[0, 0] = True  # the first has nobody else
-        expected = F.scaled_dot_product_attention(qk, key, value, attn_mask=seen)
+        expected = F.scaled_dot_product_attention(qk, key, value, attn_mask=seen, scale=1.0)
         actual = lsh_attention(qk, value, torch.zeros(2, 3, 4, 9, dtype=torch.int64), size=9, is_causal=is_causal)
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
@@ -117,7 +127,7 @@ def test_distinct_rounds_are_one_softmax_over_all_that_is_seen(options):
                 for t, others in enumerate(seen_by(buckets[b, h, r].tolist(), 5, **options)):
                     seen[b, h, t, list(others)] = True
     alone = ~seen.any(dim=-1, keepdim=True) & torch.eye(31, dtype=torch.bool)
-    expected = F.scaled_dot_product_attention(qk, F.normalize(qk, dim=-1), value, attn_mask=seen | alone)
+    expected = F.scaled_dot_product_attention(qk, F.normalize(qk, dim=-1), value, attn_mask=seen | alone, scale=1.0)
     actual = lsh_attention(qk, value, buckets, size=5, distinct=True, **options)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     repeated = lsh_attention(qk, value, buckets, size=5, **options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from longlens.data.snakes import PATH_X, PATHFINDER_32
+from longlens.data.paddles import PATH_X, PATHFINDER_32
 from longlens.errors import BadInput
 from longlens.tasks.base import create_task
 
@@ -28,7 +28,7 @@ def test_the_sets_of_the_arena():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pathfinder", "path-x"])
 def test_splits_are_balanced_and_disjoint(name):
-    options = SMALL if name == "pathfinder" else {"sizes": (20, 6, 6)}
+    options = SMALL if name == "pathfinder" else {"sizes": (20, 6, 6), "size": 48, "contour": 4}
     task = create_task(name, **options)
     images = []
     for split, size in zip(("train", "valid", "test"), (20, 6, 6), strict=True):

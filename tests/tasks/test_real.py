@@ -64,7 +64,7 @@ def one(task, split="train", index=0):
         ("smnist", 1, 784, 10, [54_000, 6_000, 10_000]),
         ("pmnist", 1, 784, 10, [54_000, 6_000, 10_000]),
         ("image", 1, 1024, 10, [45_000, 5_000, 10_000]),
-        ("text", 136, 4096, 2, [22_500, 2_500, 25_000]),
+        ("text", 134, 4096, 2, [22_500, 2_500, 25_000]),
         ("retrieval", 365, 4000, 2, [4_430, 553, 553]),
     ],
 )
@@ -145,7 +145,7 @@ def test_characters_equal_a_naive_loop(real, real_data):
 
 def test_the_vocabulary_of_text_is_that_of_the_training_set(real, real_data):
     files = (real_data("imdb") / "aclImdb" / "train").glob("*/*.txt")
-    counts = Counter("".join(file.read_text(encoding="utf-8") for file in files))
+    counts = Counter("".join(file.read_text(encoding="utf-8")[:4095] for file in files))  # as S4 counts
     expected = {character for character, count in counts.items() if count >= 15}
     assert set(real("text").vocabulary()[3:]) == expected
 

@@ -78,7 +78,10 @@ def test_options_keep_their_old_names():
 
 
 def test_titles_and_folder_names_say_what_was_changed():
-    assert create_task("listops").title == create_task("listops").slug == "listops"
+    assert create_task("text").title == create_task("text").slug == "text"
+    assert create_task("listops").title == "listops (generated)"  # wherever its results are shown
+    assert create_task("path-x", size=64).title == "path-x (generated, size=64)"
+    assert create_task("listops").slug == "listops"
     task = create_task("listops", sizes=(10, 2, 2), release=True)
     assert task.title == "listops (sizes=(10, 2, 2), release)"
     assert task.slug == "listops-release"

@@ -140,7 +140,7 @@ def test_what_all_experiments_of_the_paper_share(task):
     values |= {"dropout": config.model.dropout, "mixer dropout": config.mixer.options["dropout"]}
     shared = {"heads": 8, "dropout": 0.0, "mixer dropout": 0.0}
     shared |= {"betas": (0.9, 0.999), "clip": None, "positions": "sinusoidal", "pooling": "mean"}
-    shared |= {"ffn": "none" if task.startswith("atomic") else "gelu", "ffn_ratio": 4.0}
+    shared |= {"ffn": "none" if task.startswith("atomic") else "plain", "ffn_ratio": 4.0}
     assert {name: values[name] for name in shared} == shared
     assert config.mixer.options["schedule"] == "exp-uniform"
 
@@ -174,7 +174,7 @@ STEPS = "[training]\nsteps = 5\n"
         (STEPS + "[mixers.las-chunck]\nchunk_size = 8\n", "'las-chunck'", "did you mean 'las-chunk'"),
         (STEPS + "[mixers.las-chunk]\nchunk_sise = 8\n", "'chunk_sise'", "did you mean 'chunk_size'"),
         (STEPS + "[task]\nmax_lenght = 8\n", "'max_lenght'", "did you mean 'max_length'"),
-        (STEPS + '[model]\nnorm = "bach"\n', "norm must be layer or batch, got bach", "batch"),
+        (STEPS + '[model]\nnorm = "bach"\n', "norm must be one of layer, batch, scale, rms, got bach", "batch"),
         ("[training]\nlr = 1e-3\n", "either epochs or steps must be given", "steps=None"),
         ("[training\nsteps = 5\n", "line 1", "']'"),
     ],

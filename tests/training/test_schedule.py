@@ -60,3 +60,36 @@ def test_constant_stays():
     for step in range(10):
         schedule.update(-step)
         assert schedule.factor(step) == 1
+
+
+def factors(steps, **options):
+    schedule = Schedule(TrainingConfig(steps=steps, **options), steps, higher_is_better=True)
+    return [schedule.factor(step) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("warmup", "rising"), [(7, 7), (0.1, 5), (0, 0), (1, 1), (1.0, 1)])
+def test_linear_falls_to_0_in_even_steps_after_the_warm_up(warmup, rising):
+    """A whole number of at least 1 is a number of steps, and less than 1 a fraction of them."""
+    expected = [(k + 1) / rising if k < rising else (50 - k) / (50 - rising) for k in range(50)]
+    assert factors(50, schedule="linear", warmup=warmup) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "rising"), [(7, 7), (0.1, 5), (0, 1), (80, 80)])
+def test_inverse_square_root(warmup, rising):
+    """min(1, k/W)·√(W/max(k, W)) at the step k = 1, 2, …; with a long warm-up it only rises."""
+    expected = [min(1, k / rising) * (rising / max(k, rising)) ** 0.5 for k in range(1, 51)]
+    assert factors(50, schedule="inverse-sqrt", warmup=warmup) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_can_be_made_for_other_steps_than_the_run_has(schedule):
+    long = factors(80, schedule=schedule, warmup=10)
+    assert factors(50, schedule=schedule, warmup=10, decay_steps=80) == long[:50]
+    assert factors(100, schedule=schedule, warmup=10, decay_steps=80) == pytest.approx([*long, *[0.0] * 20], abs=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
+def test_a_warm_up_is_a_fraction_or_a_number_of_steps(wrong):
+    wanted = "warmup must be a number of at least 0 and below 1 or a whole number of at least 1, got"
+    with pytest.raises(BadInput, match=wanted):
+        TrainingConfig(steps=5, warmup=wrong)

@@ -1,5 +1,7 @@
 """The optimizer's groups, and a step: in parts, clipped, in another precision."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -180,3 +182,67 @@ def test_batches_for_a_gpu_are_pinned_and_copied_without_waiting(monkeypatch):
     monkeypatch.setattr(Batch, "to", lambda self, device, *, non_blocking=False: copied.append(non_blocking) or self)
     forward(lambda inputs, mask: inputs, batch, "float32", ALONE)  # pyright: ignore[reportArgumentType]
     assert copied == [True]
+
+
+class Grouped(StateSpace):
+    groups: ClassVar = {"ssm": ("rates", "matrix"), "filter": ("filter.0.weight", "filter.2.bias", "optional")}
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Grouped(), nn.Conv1d(4, 4, 1, groups=2), Grouped()])
+
+
+def test_a_group_has_its_own_rate_and_decay():
+    """What the config leaves open stays as without groups: matrix decays, and rates, of the kernel, do not."""
+    groups = {"ssm": {"lr": 0.02}, "filter": {"lr": 0.003, "weight_decay": 0.3}}
+    _, plain = groups_of(Deep(), lr=0.01, kernel_lr=0.002, weight_decay=0.1)
+    _, found = groups_of(Deep(), lr=0.01, kernel_lr=0.002, weight_decay=0.1, groups=groups)
+    own = {"rates": (0.02, 0.0), "matrix": (0.02, 0.1), "filter.0.weight": (0.003, 0.3), "filter.2.bias": (0.003, 0.3)}
+    own = {f"layers.{index}.{name}": value for index in (0, 2) for name, value in own.items()}
+    assert found == plain | own
+    assert found["layers.1.weight"] == (0.01, 0.1)
+    _, found = groups_of(Deep(), lr=0.01, kernel_lr=0.002, weight_decay=0.1, groups={"ssm": {"weight_decay": 0.0}})
+    assert found["layers.0.rates"] == (0.002, 0.0)
+    assert found["layers.2.matrix"] == (0.01, 0.0)
+
+
+def test_all_decay_but_what_is_named_as_a_kernel():
+    _, found = groups_of(Whole(), lr=0.01, kernel_lr=0.002, weight_decay=0.1, decay_all=True)
+    kernel = {"layers.0.rates", "layers.0.filter.0.weight"}
+    assert {name: value for name, value in found.items() if value != (0.01, 0.1)} == dict.fromkeys(kernel, (0.002, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"sms": {"lr": 1e-3}}, "groups must be parameter groups of the layer, got 'sms'; did you mean 'ssm'"),
+        ({"ssm": {"lrr": 1e-3}}, "group 'ssm' has no option 'lrr'; did you mean 'lr'"),
+        ({"ssm": {"lr": 0}}, "groups.ssm.lr must be a number above 0, got 0"),
+        ({"ssm": {"lr": True}}, "groups.ssm.lr must be a number above 0, got True"),
+        ({"ssm": 1e-3}, "groups must be a table of tables, or NAME.lr=… and NAME.weight_decay=… or none, got"),
+        (("ssm.lr",), "groups must be a table of tables, or NAME.lr=… and NAME.weight_decay=… or none, got ssm.lr"),
+    ],
+)
+def test_a_wrong_group_is_a_sentence(groups, message):
+    with pytest.raises(BadInput, match=message):
+        groups_of(Deep(), groups=groups)
+    with pytest.raises(BadInput, match=r"got 'ssm'; there is none"):
+        groups_of(Whole(), groups={"ssm": {"lr": 1.0}})
+
+
+def test_groups_as_they_are_typed():
+    typed = TrainingConfig(steps=1, groups=("ssm.lr=1e-3", "dt.weight-decay=0", "ssm.weight_decay=0.5"))
+    assert typed.groups == {"ssm": {"lr": 1e-3, "weight_decay": 0.5}, "dt": {"weight_decay": 0.0}}
+
+
+def test_the_optimizer_has_its_epsilon():
+    """The first step of Adam is lr·g/(|g| + ε)."""
+    model = nn.Linear(1, 1, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = make_optimizer(model, TrainingConfig(steps=1, lr=0.1, eps=3.0))
+    set_learning_rate(optimizer, 1.0)
+    model.weight.grad = torch.full((1, 1), 2.0)
+    optimizer.step()
+    torch.testing.assert_close(before - model.weight, torch.full((1, 1), 0.1 * 2 / (2 + 3)))
