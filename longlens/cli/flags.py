@@ -177,7 +177,9 @@ def _metavar(hint: Any) -> Any:
     if origin is Literal:
         return f"{{{','.join(map(str, parts))}}}"
     if origin in (Union, types.UnionType):
-        words = [_metavar(part) for part in parts if part is not type(None)]
+        choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+        words = [_metavar(Literal[*choices])] if choices else []  # of several mixers in one list
+        words += [_metavar(part) for part in parts if part is not type(None) and get_origin(part) is not Literal]
         return "|".join(dict.fromkeys([*words, "none"] if type(None) in parts and not _nargs(hint) else words))
     if origin is dict:
         return "NAME.KEY=VALUE"

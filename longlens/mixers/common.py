@@ -297,3 +297,11 @@ class StateSpace(Convolution):
     @abstractmethod
     def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """A step of the kernel alone."""
+
+
+def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:
+    """(length, width): sines of geometrically falling frequencies, then their cosines (Vaswani et al. 2017)."""
+    half = (width + 1) // 2
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / half))
+    angles = torch.arange(length, device=device)[:, None] * rates  # (L, half)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding, merge_heads, split_heads
+from longlens.mixers.common import sinusoids as waves_of_positions
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import at_least_float32
 from longlens.ops.linear_attention import causal_product
-from longlens.ops.rotary import sinusoids as waves_of_positions
 from longlens.options import Probability, Size
 
 

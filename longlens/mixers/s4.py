@@ -160,7 +160,7 @@ class S4(StateSpace):
 
     Args:
         tied_a: Share one A, P and B among all channels; otherwise each channel has its own.
-        n_ssm: Number of A, P and B, which divides the width; channels share them in turn. None for what tied_a says.
+        n_ssm: Number of A, P and B, which divides the width; channels share them in turn; by default, tied_a decides.
         clip_b: Start with an Im B of at most 2, as in the newest official code; the first version has no clip.
         max_length: Length M of the kernel; shorter sequences use its first part, longer ones a C̃ computed for them.
     """

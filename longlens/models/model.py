@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from longlens.data.datasets import IGNORE, Metric
 from longlens.errors import BadInput
+from longlens.mixers.common import sinusoids
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
 from longlens.models.block import Block, Dropout, make_norm
 from longlens.models.config import ModelConfig
 from longlens.ops.checks import at_least_float32
-from longlens.ops.rotary import sinusoids
 from longlens.options import nearest, options_of
 from longlens.tasks.base import Head, Spec, Task, create_task
 

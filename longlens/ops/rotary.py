@@ -1,20 +1,9 @@
-"""Positions as angles: sinusoids, which are added to tokens, and rotary positions (Su et al. 2021), with which a score
-depends on the distance of query and key alone."""
-
-import math
+"""Rotary positions (Su et al. 2021): the score of query and key depends on their distance alone."""
 
 import torch
 from torch import Tensor
 
 from longlens.ops.checks import at_least_float32, working_dtype
-
-
-def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:
-    """(length, width): sines of geometrically falling frequencies, then their cosines (Vaswani et al. 2017)."""
-    half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / half))
-    angles = torch.arange(length, device=device)[:, None] * rates  # (L, half)
-    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
 
 
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from longlens.errors import BadInput
+from longlens.mixers.common import sinusoids
 from longlens.mixers.registry import REGISTRY, choose_mixer, create_mixer, list_mixers, register
 from longlens.models.config import ModelConfig
 from longlens.models.model import Model, check_fit, check_mixer_builds, create_model, refuse_foresight
 from longlens.models.model import count_parameters as count
-from longlens.ops.rotary import sinusoids
 from longlens.options import options_of
 from longlens.tasks.base import Spec, create_task
 

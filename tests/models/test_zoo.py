@@ -53,7 +53,7 @@ def options_for(name, kind):
     return options
 
 
-def learn(mixer, kind, *, mixes=True):
+def learn(mixer, kind, *, mixes=True, steps=30):
     """The loss after some steps."""
     torch.manual_seed(0)
     model = create_model(SPECS[kind], mixer, depth=1, width=16, pooling="last")
@@ -62,7 +62,7 @@ def learn(mixer, kind, *, mixes=True):
     optimizer = make_optimizer(model, TrainingConfig(steps=1, lr=1e-2, kernel_lr=1e-2))
     inputs, targets = samples(kind)
     loss = torch.zeros(())
-    for _ in range(30):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = loss_sum(SPECS[kind], model(inputs), targets) / targets.numel()
         loss.backward()
@@ -84,4 +84,5 @@ def test_it_learns_what_only_the_past_can_tell(name, kind, without):
         with pytest.raises(ValueError, match="needs a causal mixer"):
             learn(mixer, kind)
     else:
-        assert learn(mixer, kind) < 0.9 * without[kind]
+        steps = 90 if name == "long-conv" else 30  # which starts from next to nothing, as published
+        assert learn(mixer, kind, steps=steps) < 0.9 * without[kind]
