@@ -66,7 +66,7 @@ def _order(subject: Subject) -> Order:
 def _start(orders: list[Order]) -> list[Check]:
     environment = {"GLOO_SOCKET_IFNAME": LOOPBACK} | os.environ | {WORKER: "1"}
     with tempfile.TemporaryDirectory(prefix="longlens-check-") as name:
-        folder = Path(name)
+        folder = Path(name)  # of this user alone, so that what is pickled there is ours
         (folder / "orders").write_bytes(pickle.dumps((sys.path, orders)))
         processes: list[subprocess.Popen[bytes]] = []
         try:
