@@ -77,6 +77,19 @@ def has_kernel(layer: nn.Module) -> bool:
     return callable(getattr(layer, "kernel", None))
 
 
+class Dropout(nn.Dropout):
+    """(B, L, D) -> (B, L, D), as torch's; if it is tied, all positions of a sequence lose the same channels."""
+
+    def __init__(self, p: float, tied: bool = False):
+        super().__init__(p)
+        self.tied = tied
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.tied and self.training and self.p > 0:
+            return input * super().forward(torch.ones_like(input[:, :1]))
+        return super().forward(input)
+
+
 class MultiHead(nn.Module):
     """Queries, keys and values of several heads, and a projection of what they attend to. A layer derives from it and
     writes ``attend``."""
@@ -240,9 +253,11 @@ class CachedAttention(MultiHead):
 
 
 class Convolution(nn.Module):
-    """y = out(gelu(k * x + skip ⊙ x)), the frame that S4 and its successors have around their kernels, with
+    """y = out(drop(gelu(k * x + skip ⊙ x))), the frame that S4 and its successors have around their kernels, with
     out(u) = a ⊙ σ(b) for the two halves a, b of a projection of u, or the projection itself (``output="linear"``). For
-    both sides there is a second kernel for later inputs. A layer derives from it and writes ``kernel``."""
+    both sides there is a second kernel for later inputs. Of C kernels for each channel (``channels``), each has a skip
+    of its own, and ``out`` projects what all of them give. The dropout is tied over time, as in all publications. A
+    layer derives from it and writes ``kernel``."""
 
     def __init__(
         self,
@@ -250,18 +265,21 @@ class Convolution(nn.Module):
         *,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
+        channels: int = 1,
+        dropout: float = 0.0,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.d_model = d_model
+        self.d_model, self.channels = d_model, channels
         self.bidirectional, self.output = bidirectional, output
-        self.skip = nn.Parameter(torch.empty(d_model, **factory))
-        self.out_proj = nn.Linear(d_model, d_model * (2 if output == "glu" else 1), **factory)
+        self.skip = nn.Parameter(torch.empty(channels * d_model, **factory))
+        self.dropout = Dropout(dropout, tied=True)
+        self.out_proj = nn.Linear(channels * d_model, d_model * (2 if output == "glu" else 1), **factory)
 
     @property
     def kernels(self) -> int:
-        """How many kernels there are: D, or 2D for both sides."""
-        return self.d_model * (2 if self.bidirectional else 1)
+        """How many kernels there are: C·D, or 2·C·D for both sides."""
+        return self.channels * self.d_model * (2 if self.bidirectional else 1)
 
     def reset_parameters(self) -> None:
         """A layer calls it at the end of its ``__init__``, and extends it with the parameters of its kernel."""
@@ -270,18 +288,19 @@ class Convolution(nn.Module):
 
     @abstractmethod
     def kernel(self, length: int) -> Tensor:
-        """(D, length): the weights of the inputs 0, 1, … steps back; for both sides (2D, length), of which the last D
-        are the weights of the inputs 1, 2, … steps later."""
+        """(C·D, length): the weights of the inputs 0, 1, … steps back; for both sides (2·C·D, length), of which the
+        last half are the weights of the inputs 1, 2, … steps later."""
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, L, D) -> (B, L, D). mask: (B, L), True for tokens, False for padding, which no token then sees."""
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
+        x = x.repeat(1, 1, self.channels) if self.channels > 1 else x
         kernels = self.kernel(x.shape[1]).chunk(2 if self.bidirectional else 1)
         return self._out(long_conv(x, *kernels) + self.skip * x)
 
     def _out(self, y: Tensor) -> Tensor:
-        y = self.out_proj(F.gelu(y))
+        y = self.out_proj(self.dropout(F.gelu(y)))
         return F.glu(y, dim=-1) if self.output == "glu" else y
 
 
@@ -292,7 +311,7 @@ class StateSpace(Convolution):
         """(B, D) and what came before, None at the start -> (B, D) and the next state."""
         check_step(x, self.d_model, causal=not self.bidirectional)
         y, state = self.recur(x, state)
-        return self._out(y + self.skip * x), state
+        return self._out((y + self.skip * x).unsqueeze(1)).squeeze(1), state
 
     @abstractmethod
     def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:

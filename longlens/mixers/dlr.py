@@ -46,6 +46,7 @@ class DLR(DiagonalSpace):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("damping", "angles", "weights")
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"ssm": ("damping", "angles"), "c": ("weights",)}
 
     def __init__(
         self,

@@ -93,6 +93,7 @@ class DSS(DiagonalSpace):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_dt", "real", "imag", "weights")
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"ssm": ("real", "imag"), "c": ("weights",), "dt": ("log_dt",)}
 
     def __init__(
         self,

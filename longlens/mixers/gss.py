@@ -42,6 +42,7 @@ class GSS(nn.Module):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("real", "imag", "c")
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"ssm": ("real", "imag"), "c": ("c",)}
 
     def __init__(
         self,

@@ -74,6 +74,9 @@ class H3(nn.Module):
         self.taps = nn.Parameter(torch.empty(d_model, state_size, **factory))  # c
         self.shift = nn.Parameter(torch.empty(d_model, state_size, **factory)) if learn_shift else None  # b
         self.kernel_parameters: tuple[str, ...] = ("log_dt", "a_real", "a_imag") + ("shift",) * learn_shift
+        self.groups: dict[str, tuple[str, ...]] = {"ssm": ("a_real", "a_imag"), "dt": ("log_dt",)}
+        if learn_shift:
+            self.groups["shift"] = ("shift",)
         self.key_skip = nn.Parameter(torch.empty(d_model, **factory))  # e
         self.log_dt = nn.Parameter(torch.empty(heads, 1, **factory))
         self.a_real = nn.Parameter(torch.empty(1 if tied_a else heads, pairs, **factory))  # the logarithm of -Re A

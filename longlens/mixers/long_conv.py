@@ -3,10 +3,11 @@ Convolutions for Sequence Modeling"; Table 10 of the LaS paper calls them FlashB
 
     k = sign(a) ⊙ max(|a| - λ, 0),   a = AP(w),   w (D, L), AP a moving average,   y = out(gelu(k * x + skip ⊙ x))
 
-What keeps them smooth is the squashing, by λ, and a moving average if one is chosen.
+What keeps them smooth is the squashing, by λ, and a moving average if one is chosen. With C kernels for each channel, w
+is (C·D, L), and the output projection is of all C·D results.
 """
 
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +50,13 @@ class LongConv(Convolution):
     (Pathfinder, Path-X, which are bidirectional) to .004 (Retrieval) as ``squash``.
 
     Args:
+        channels: Number of kernels of each channel; the authors' recipes have 2.
         squash: Distance λ by which each weight is moved toward 0; smaller ones are 0.
         smooth: Odd window of a moving average over the kernel; 1 is none, 7 what the authors have when they smooth.
         kernel_dropout: Dropout of the kernel's weights.
         init: Initialization: random (all weights alike), or double-exponential, their other choice (decaying, at rates
             that grow exponentially with the channel).
+        dropout: Dropout of what the output projection gets, the same channels at all positions of a sequence.
         max_length: Length of the kernel.
     """
 
@@ -64,16 +67,19 @@ class LongConv(Convolution):
         self,
         d_model: Size,
         *,
+        channels: Size = 1,
         squash: NonNegative = 0.003,
         smooth: Odd = 1,
         kernel_dropout: Probability = 0.0,
         init: Literal["random", "double-exponential"] = "random",
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
+        dropout: Probability = 0.0,
         max_length: Size = MAX_LENGTH,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        how: dict[str, Any] = {"output": output, "channels": channels, "dropout": dropout}
+        super().__init__(d_model, bidirectional=bidirectional, **how, **factory)
         self.squash, self.smooth = squash, smooth
         self.kernel_dropout, self.init = kernel_dropout, init
         self.weight = nn.Parameter(torch.empty(self.kernels, max_length, **factory))

@@ -49,6 +49,7 @@ class LRU(DiagonalRecurrence):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_decay", "log_phase", "log_scale", "into")
+    groups: ClassVar[dict[str, tuple[str, ...]]] = {"ssm": ("log_decay", "log_phase", "log_scale"), "b": ("into",)}
 
     def __init__(
         self,

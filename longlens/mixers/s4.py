@@ -33,7 +33,7 @@ from longlens.ops.checks import working_dtype
 from longlens.ops.decay import widest_dtype
 from longlens.ops.exponentials import grouped_exponentials
 from longlens.ops.hippo import clip_inputs, dplr_legs
-from longlens.options import Even, Positive, Size
+from longlens.options import Even, Positive, Probability, Size
 
 
 def s4_kernel_reference(
@@ -162,6 +162,7 @@ class S4(StateSpace):
         tied_a: Share one A, P and B among all channels; otherwise each channel has its own.
         n_ssm: Number of A, P and B, which divides the width; channels share them in turn; by default, tied_a decides.
         clip_b: Start with an Im B of at most 2, as in the newest official code; the first version has no clip.
+        dropout: Dropout of what the output projection gets, the same channels at all positions of a sequence.
         max_length: Length M of the kernel; shorter sequences use its first part, longer ones a C̃ computed for them.
     """
 
@@ -180,10 +181,11 @@ class S4(StateSpace):
         dt_max: Positive = 0.1,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
+        dropout: Probability = 0.0,
         max_length: Size = MAX_LENGTH,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        super().__init__(d_model, bidirectional=bidirectional, output=output, dropout=dropout, **factory)
         systems = n_ssm or (1 if tied_a else d_model)
         check_heads(d_model, systems, "n_ssm")
         self.state_size, self.max_length = state_size, max_length

@@ -28,7 +28,7 @@ from longlens.mixers.diagonal import DiagonalSpace, Discretization, s4d_frequenc
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.exponentials import as_complex
 from longlens.ops.hippo import clip_inputs, dplr_legs
-from longlens.options import Even, Positive, Size
+from longlens.options import Even, Positive, Probability, Size
 
 
 def s4d_kernel_reference(
@@ -57,6 +57,7 @@ class S4D(DiagonalSpace):
         discretization: Discretization rule: zoh (zero-order hold) or bilinear.
         tied_a: Share one A, and B, among all channels.
         learn_b: Learn B; otherwise it stays what it is at initialization.
+        dropout: Dropout of what the output projection gets, the same channels at all positions of a sequence.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class S4D(DiagonalSpace):
         dt_max: Positive = 0.1,
         bidirectional: bool = False,
         output: Literal["glu", "linear"] = "glu",
+        dropout: Probability = 0.0,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        super().__init__(d_model, bidirectional=bidirectional, output=output, dropout=dropout, **factory)
         self.state_size = state_size
         self.init: Literal["lin", "inv", "legs"] = init
         self.discretization: Discretization = discretization

@@ -1,7 +1,7 @@
 """S5 (Smith, Warrington & Linderman 2023, Simplified State Space Layers for Sequence Modeling): one state space for all
 channels together, discretized by zero-order hold and run by a parallel scan.
 
-    h_t = ā ⊙ h_{t-1} + B̄ x_t,   y_t = 2·Re(C h_t) + skip ⊙ x_t,   u = gelu(y)
+    h_t = ā ⊙ h_{t-1} + B̄ x_t,   y_t = 2·Re(C h_t) + skip ⊙ x_t,   u = drop(gelu(y))
     out = u ⊙ σ(W u + b)  (half_glu1)  or  y ⊙ σ(W u + b)  (half_glu2)
     ā = exp(λ ⊙ Δ),   B̄ = (ā - 1)/λ ⊙ B
 
@@ -23,7 +23,7 @@ from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import at_least_float32
 from longlens.ops.exponentials import as_complex
 from longlens.ops.hippo import dplr_legs
-from longlens.options import Even, Positive, Size
+from longlens.options import Even, Positive, Probability, Size
 
 
 # The traits are those of the paper's Table 10; its eigenvalues are initialized as those of HiPPO-N all the same. It is
@@ -42,6 +42,7 @@ class S5(DiagonalRecurrence):
         activation: Gate at the output: half_glu1, or half_glu2, which multiplies the state space's own output.
         c_init: C at initialization: trunc_standard_normal or lecun_normal (smaller by the root of the width), both in
             the basis of HiPPO, or complex_normal (in that of the states, and of variance 1).
+        dropout: Dropout after the GELU, of the same channels at all positions of a sequence.
         clip: Keep the real part of the eigenvalues negative, so that the layer is stable whatever it learns.
     """
 
@@ -60,9 +61,10 @@ class S5(DiagonalRecurrence):
         c_init: Literal["trunc_standard_normal", "lecun_normal", "complex_normal"] = "trunc_standard_normal",
         clip: bool = False,
         bidirectional: bool = False,
+        dropout: Probability = 0.0,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output="linear", **factory)
+        super().__init__(d_model, bidirectional=bidirectional, output="linear", dropout=dropout, **factory)
         if state_size is None:
             unit = 2 * (blocks or 1)
             state_size = -(-d_model // unit) * unit  # the next multiple
@@ -107,7 +109,7 @@ class S5(DiagonalRecurrence):
         return rates, held.unsqueeze(-1) * as_complex(self.into), 2 * as_complex(self.out)
 
     def _out(self, y: Tensor) -> Tensor:
-        u = F.gelu(y)
+        u = self.dropout(F.gelu(y))
         return (u if self.activation == "half_glu1" else y) * torch.sigmoid(self.out_proj(u))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.common import Convolution, check_order
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
-from longlens.options import Is, Positive, Size
+from longlens.options import Is, Positive, Probability, Size
 
 
 def multiscale_kernel(weights: Tensor, decay: Tensor, length: int, first: int = 0) -> Tensor:
@@ -71,6 +71,7 @@ class SGConv(Convolution):
         decay_max: Factor α of the last channel; those between are evenly spaced.
         init: Sub-kernels at initialization: normal, or cosines of a frequency for each channel.
         init_scale: Scale s of the first sub-kernel, which is stretched by 2 to the power of it.
+        dropout: Dropout of what the output projection gets, the same channels at all positions of a sequence.
         max_length: Minimum reach of the kernel, which has 1 + ⌈log₂(max_length / d)⌉ - s sub-kernels and then is 0.
     """
 
@@ -88,10 +89,11 @@ class SGConv(Convolution):
         init_scale: Annotated[int, Ge(0), Le(30), Is("a whole number from 0 to 30")] = 0,
         bidirectional: bool = True,
         output: Literal["glu", "linear"] = "glu",
+        dropout: Probability = 0.0,
         max_length: Size = MAX_LENGTH,
         **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(d_model, bidirectional=bidirectional, output=output, **factory)
+        super().__init__(d_model, bidirectional=bidirectional, output=output, dropout=dropout, **factory)
         check_order(decay_min=decay_min, decay_max=decay_max)
         self.kernel_dim, self.init, self.init_scale = kernel_dim, init, init_scale
         self.decay: Literal["scales", "power"] = decay

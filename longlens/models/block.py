@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
+from longlens.mixers.common import Dropout
 from longlens.models.config import ModelConfig
 from longlens.ops.checks import at_least_float32
 
@@ -119,17 +120,6 @@ def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm in ("scale", "rms"):
         return RMSNorm(1 if config.norm == "scale" else config.width)
     return LayerNorm(config.width) if config.norm == "layer" else BatchNorm(config.width)
-
-
-class Dropout(nn.Dropout):
-    """(B, L, D) -> (B, L, D), as torch's; if it is tied, all positions of a sequence lose the same channels."""
-
-    def __init__(self, p: float, tied: bool = False):
-        super().__init__(p)
-        self.tied = tied
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input * super().forward(torch.ones_like(input[:, :1])) if self.tied else super().forward(input)
 
 
 class FeedForward(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from longlens.data.datasets import IGNORE, Metric
 from longlens.errors import BadInput
-from longlens.mixers.common import sinusoids
+from longlens.mixers.common import Dropout, sinusoids
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
-from longlens.models.block import Block, Dropout, make_norm
+from longlens.models.block import Block, make_norm
 from longlens.models.config import ModelConfig
 from longlens.ops.checks import at_least_float32
 from longlens.options import nearest, options_of
@@ -313,8 +313,8 @@ def metric_sums(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
         targets: as in a Batch.
     """
     wide = torch.float32 if outputs.device.type == "mps" else torch.float64  # which that device has not
-    if metric == "accuracy":  # a row that is not finite is no hit, whatever its largest entry
-        hits = ((outputs.argmax(dim=-1) == targets) & outputs.isfinite().all(dim=-1)).sum()
+    if metric == "accuracy":
+        hits = sample_scores(metric, outputs, targets).sum()
         sums = [hits, torch.full_like(hits, targets.numel())]
     elif metric == "r2":
         if outputs.shape != targets.shape:
@@ -342,5 +342,11 @@ def metric_value(metric: Metric, sums: Tensor) -> float:
     return {"accuracy": mean, "bits_per_byte": mean / math.log(2), "perplexity": math.exp(min(mean, 700))}[metric]
 
 
-def higher_is_better(metric: Metric) -> bool:
-    return metric in ("accuracy", "r2")
+def sample_scores(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    """(B,) of each sample: 1 if it is right and 0 if not; the mean squared error; or the mean loss of its tokens."""
+    if metric == "accuracy":  # a row that is not finite is no hit, whatever its largest entry
+        return ((outputs.argmax(dim=-1) == targets) & outputs.isfinite().all(dim=-1)).float()
+    if metric == "r2":
+        return (outputs.float() - targets).square().unsqueeze(-1).flatten(1).mean(dim=1)
+    losses = F.cross_entropy(outputs.float().mT, targets, ignore_index=IGNORE, reduction="none")  # (B, L)
+    return losses.sum(dim=1) / (targets != IGNORE).sum(dim=1)

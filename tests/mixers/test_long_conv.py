@@ -44,6 +44,31 @@ def test_the_layer_is_a_product_with_toeplitz_matrices(bidirectional, max_length
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("output", ["glu", "linear"])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_two_kernels_of_each_channel_are_two_convolutions_before_one_projection(bidirectional, output):
+    """u_c = gelu(k_c * x + skip_c ⊙ x) for c = 1, 2, and W (2D -> D, or 2D for a GLU) of both together."""
+    layer = LongConv(WIDTH, channels=2, bidirectional=bidirectional, output=output, max_length=40, dtype=torch.float64)
+    torch.nn.init.normal_(layer.weight)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert layer.weight.shape == ((4 if bidirectional else 2) * WIDTH, 40)
+    assert layer.out_proj.weight.shape == ((2 if output == "glu" else 1) * WIDTH, 2 * WIDTH)
+    sides = [squashed_kernel_reference(weight, LENGTH, squash=0.003) for weight in layer.weight.split(2 * WIDTH)]
+    parts = []
+    for own in (slice(WIDTH), slice(WIDTH, 2 * WIDTH)):
+        parts.append(F.gelu(long_conv_reference(x, *(side[own] for side in sides)) + layer.skip[own] * x))
+    expected = torch.cat(parts, dim=-1) @ layer.out_proj.weight.T + layer.out_proj.bias
+    if output == "glu":
+        expected = expected[..., :WIDTH] / (1 + torch.exp(-expected[..., WIDTH:]))
+
+    actual = layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn_like(actual)
+    gradients = [torch.autograd.grad(result, [x, *layer.parameters()], upstream) for result in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
+    assert layer.kernel(LENGTH).shape == (len(layer.weight), LENGTH)
+
+
 def test_weights_below_squash_are_0_and_do_not_learn():
     layer = LongConv(WIDTH, squash=0.002, max_length=LENGTH, dtype=torch.float64)
     small = layer.weight.abs() < 0.002
@@ -57,8 +82,8 @@ def test_weights_below_squash_are_0_and_do_not_learn():
 
 def test_the_double_exponential_start_decays_faster_in_later_channels():
     """Over the whole kernel by exp(-(D/2)^(c/D)): channel 0 to 1/e, the last one almost to exp(-D/2)."""
-    channels, length = 8, 20_000
-    weight = LongConv(channels, max_length=length, init="double-exponential", bidirectional=True).weight.detach()
+    channels, length, start = 8, 20_000, "double-exponential"
+    weight = LongConv(channels, channels=2, max_length=length, init=start, bidirectional=True).weight.detach()
     spread = weight.unflatten(1, (20, -1)).square().mean(dim=-1).sqrt()
     middle = (torch.arange(20) + 0.5) / 20
     for row, rms in enumerate(spread):
@@ -96,6 +121,7 @@ def test_wrong_options_are_refused():
     for options, message in (
         ({"squash": -0.1}, "squash must be a number of at least 0, got -0.1"),
         ({"squash": math.nan}, "squash must be a number of at least 0, got nan"),
+        ({"channels": 0}, "channels must be a whole number of at least 1, got 0"),
         ({"smooth": 4}, "smooth must be an odd number of at least 1, got 4"),
         ({"kernel_dropout": 1.5}, "kernel_dropout must be a number of at least 0 and below 1, got 1.5"),
         ({"init": "zero"}, "init must be random or double-exponential, got zero"),

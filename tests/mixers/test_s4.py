@@ -203,7 +203,7 @@ def test_the_published_versions():
         assert create_mixer("s4-v2", 4, state_size=8, n_ssm=2).get_parameter(name).shape == (2, *shared.shape)
     assert not first.clip_b
     assert second.clip_b
-    assert set(find_mixer("s4-v1").options) == {"state_size", "dt_min", "dt_max"}
+    assert set(find_mixer("s4-v1").options) == {"state_size", "dt_min", "dt_max", "dropout"}
 
 
 def test_the_clip_is_that_of_the_official_code():

@@ -33,7 +33,7 @@ def test_every_mixer_has_every_property(name, options, check):
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_mixer_is_causal_or_sees_both_sides(name, options):
-    both = ("las-bidirectional", "s4-bidirectional", "s4-v2", "linformer")
+    both = ("las-bidirectional", "s4-bidirectional", "s4-v2", "linformer", "reformer-arena")
     bidirectional = options.get("bidirectional", name in both)
     assert outcome(name, "causality", **options).passed is (None if bidirectional else True)
     assert outcome(name, "both sides", **options).passed is (True if bidirectional else None)

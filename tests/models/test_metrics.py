@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from longlens.models.model import higher_is_better, metric_sums, metric_value
+from longlens.models.config import higher_is_better
+from longlens.models.model import metric_sums, metric_value
 
 
 def value(metric, outputs, targets, parts=1):

@@ -47,7 +47,8 @@ def test_there_are_recipes():
     assert {mixer for mixer, _ in ALL} >= {"s5", "mega", "mega-chunk", "transformer"}
     for mixer in ("s5", "mega", "mega-chunk"):
         assert [task for known, task in ALL if known == mixer] == sorted(ARENA)
-    assert ("transformer", "path-x") not in ALL  # for which nothing was published
+    for mixer in ("transformer", "local", "linformer", "performer", "reformer-arena", "bigbird"):  # Path-X: none published
+        assert [task for known, task in ALL if known == mixer] == sorted(set(ARENA) - {"path-x"})
 
 
 @EVERY
@@ -87,6 +88,20 @@ def test_its_options_are_those_of_the_layer(mixer, task):
     for section, found in (("model", config.model), ("training", config.training), ("task", config.task)):
         for name, value in values.get(section, {}).items():
             assert found.values()[name] == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("mixer", ["s4-v1", "s4-v2", "s4d", "s5", "sgconv", "long-conv"])
+def test_a_rate_of_dropout_has_two_places_in_s4_and_its_successors(mixer):
+    """Inside of the layer and on what it returns; nowhere on the embedding."""
+    rates = {}
+    for task in (task for known, task in ALL if known == mixer):
+        config = resolve(mixer, task)
+        rates[task] = config.mixer.options["dropout"]
+        assert config.model.dropout == rates[task]
+        assert config.model.dropout == 0 or config.model.embedding_dropout == 0
+        assert mixer != "long-conv" or config.mixer.options["channels"] == 2
+    assert rates["listops"] == 0
+    assert rates["image"] == (0.2 if mixer in ("s4-v1", "sgconv") else 0.1)
 
 
 @pytest.mark.slow

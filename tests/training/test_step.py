@@ -208,6 +208,33 @@ def test_a_group_has_its_own_rate_and_decay():
     assert found["layers.2.matrix"] == (0.01, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "members"),
+    [
+        ("s4", {}, {"ssm": ["log_decay", "frequency", "p", "b"], "dt": ["log_dt"]}),
+        ("s5", {}, {"ssm": ["eigenvalues"], "b": ["into"], "dt": ["log_dt"]}),
+        ("dss", {}, {"ssm": ["real", "imag"], "c": ["weights"], "dt": ["log_dt"]}),
+        ("dlr", {}, {"ssm": ["damping", "angles"], "c": ["weights"]}),
+        ("gss", {}, {"ssm": ["real", "imag"], "c": ["c"]}),
+        ("lru", {}, {"ssm": ["log_decay", "log_phase", "log_scale"], "b": ["into"]}),
+        ("h3", {}, {"ssm": ["a_real", "a_imag"], "dt": ["log_dt"], "shift": ["shift"]}),
+        ("h3", {"learn_shift": False}, {"ssm": ["a_real", "a_imag"], "dt": ["log_dt"]}),
+    ],
+)
+def test_the_parameters_of_a_state_space_are_in_groups(name, options, members):
+    """Each group has its own rate and decay, and what is in none has those of the rest: together they are all that has
+    the rate of a kernel without groups."""
+    layer, how = create_mixer(name, 16, **options), {"lr": 0.01, "kernel_lr": 0.002, "weight_decay": 0.1}
+    _, plain = groups_of(layer, **how)
+    groups = {group: {"lr": 0.1 + place, "weight_decay": 0.5 + place} for place, group in enumerate(members)}
+    _, found = groups_of(layer, **how, groups=groups)
+    own = {name: (0.1 + place, 0.5 + place) for place, group in enumerate(members) for name in members[group]}
+    assert found == plain | own
+    assert own.keys() == {name for name, (rate, _) in plain.items() if rate == 0.002}
+    with pytest.raises(BadInput, match="groups must be parameter groups of the layer, got 'none'"):
+        groups_of(layer, groups={"none": {"lr": 1.0}})
+
+
 def test_all_decay_but_what_is_named_as_a_kernel():
     _, found = groups_of(Whole(), lr=0.01, kernel_lr=0.002, weight_decay=0.1, decay_all=True)
     kernel = {"layers.0.rates", "layers.0.filter.0.weight"}
