@@ -33,6 +33,7 @@ COMMANDS = {
     "compare": Command("longlens.cli.train:*compare", "Train several mixers on a task, and rank them."),
     "sweep": Command("longlens.cli.train:*sweep", "Train all combinations of some values, and choose the best."),
     "evaluate": Command("longlens.cli.train:evaluate", "Evaluate a checkpoint of a run on a whole split."),
+    "reproduce": Command("longlens.cli.reproduce:reproduce", "Reproduce tables, figures and theorems of the paper."),
     "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),
     "list tasks": Command("longlens.cli.lists:list_tasks", "List the tasks, and which are prepared."),
     "list mixers": Command("longlens.cli.lists:list_mixers", "List the mixers (layers), or describe one of them."),
@@ -58,7 +59,7 @@ GROUPS = {
     "bench": "Measure time and memory.",
     "figures": "Draw figures of the paper.",
 }
-RESUMABLE = ("train", "compare", "sweep")
+RESUMABLE = ("train", "compare", "sweep", "reproduce")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,6 +4,7 @@ torch is imported when the first batch is made, so that data can be prepared wit
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
@@ -142,22 +143,28 @@ class Sequences(Split):
 
 @dataclass(frozen=True)
 class Images(Split):
-    """Pictures of equal size as sequences of pixels, one row after another, or in the order of ``order``."""
+    """Pictures of equal size as sequences of pixels, one row after another, or in the order of ``order``. With
+    ``shrink``, squares of so many pixels a side become one, their mean."""
 
     values: np.ndarray  # (N, L) or (N, L, C)
     targets: np.ndarray  # (N,)
     transform: Transform
-    order: np.ndarray | None = None  # (L,)
+    order: np.ndarray | None = None  # (L,), or (L / shrink²,)
+    shrink: int = 1  # for square pictures (N, L)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.full(len(self), self.values.shape[1])
+        return np.full(len(self), self.values.shape[1] // self.shrink**2)
 
     def take(self, indices: np.ndarray) -> Samples:
         values = np.asarray(self.values[indices])
+        if self.shrink > 1:
+            size = math.isqrt(values.shape[1]) // self.shrink
+            squares = values.reshape(len(values), size, self.shrink, size, self.shrink)
+            values = squares.mean(axis=(2, 4), dtype=np.float32).reshape(len(values), -1)
         values = values if self.order is None else values[:, self.order]
         lengths = np.full(len(indices), values.shape[1], dtype=np.int64)
         return Samples(self.transform(values), lengths, np.asarray(self.targets[indices], dtype=np.int64))
@@ -215,6 +222,37 @@ class Subset(Split):
 
     def count_targets(self, indices: np.ndarray) -> int:
         return self.whole.count_targets(self.indices[indices])
+
+
+@dataclass(frozen=True)
+class Joined(Split):
+    """The samples of a split, and then those of another."""
+
+    first: Split
+    second: Split
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.concatenate([self.first.lengths, self.second.lengths])
+
+    def take(self, indices: np.ndarray) -> Samples:
+        in_first = indices < len(self.first)
+        parts = self.first.take(indices[in_first]), self.second.take(indices[~in_first] - len(self.first))
+        joined = []
+        for one, other, padding in zip(*parts, (0, 0, IGNORE), strict=True):
+            array = np.full((len(indices), *np.maximum(one.shape[1:], other.shape[1:])), padding, one.dtype)
+            for values, rows in ((one, in_first), (other, ~in_first)):
+                array[(rows, *map(slice, values.shape[1:]))] = values
+            joined.append(array)
+        return Samples(*joined)
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        in_first = indices < len(self.first)
+        others = self.second.count_targets(indices[~in_first] - len(self.first))
+        return self.first.count_targets(indices[in_first]) + others
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from longlens.errors import BadInput, LongLensError
+from longlens.models.config import higher_is_better
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
@@ -142,8 +143,6 @@ def choice(outcomes: list[Outcome]) -> Iterator[str]:
 
 def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     """The runs that ended, those of one config together, the best first."""
-    from longlens.models.model import higher_is_better  # and torch, which a list of runs does not wait for
-
     groups = [[outcome for outcome in group if outcome.result is not None] for group in _groups(outcomes)]
     groups = [group for group in groups if group and None not in _scores(group, key)]
     better = bool(groups) and higher_is_better(_metric(groups[0]))

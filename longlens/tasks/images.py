@@ -43,21 +43,37 @@ MEAN, DEVIATION = 122.6, 61.0
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(TrainTestTask):
-    """Images of ten classes, pixel by pixel."""
+    """Images of ten classes, pixel by pixel.
 
-    side: ClassVar[int]
-    order: ClassVar[np.ndarray | None] = None  # (L,) which pixel comes when, if not row by row
+    Args:
+        size: Pixels of a side; a smaller image has the means of squares of pixels.
+    """
+
+    size: Size
+
+    side: ClassVar[int]  # of the images that are stored
     data: ClassVar[str]  # the name of the set
     checksums: ClassVar[Mapping[str, str]]  # sha256 of the pixels and then the labels of each file
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side % self.size:
+            allowed = ", ".join(str(size) for size in range(2, self.side + 1) if self.side % size == 0)
+            raise BadInput(f"size must be one of {allowed}, got {self.size}")
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """(L,) which pixel comes when, if not row by row."""
+        return None
+
     @property
     def spec(self) -> Spec:
-        shape = (self.side, self.side) if self.order is None else None
-        return Spec("real", 1, self.side**2, self.head, 10, self.metric, shape=shape)
+        shape = (self.size, self.size) if self.order is None else None
+        return Spec("real", 1, self.size**2, self.head, 10, self.metric, shape=shape)
 
     def stored(self, name: Literal["train", "test"]) -> Images:
         values, labels = self.prepared.array(name, "values"), self.prepared.array(name, "labels")
-        return Images(values, labels, self.transform, self.order)
+        return Images(values, labels, self.transform, self.order, self.side // self.size)
 
     def transform(self, pixels: np.ndarray) -> np.ndarray:
         """Bytes (B, L) to one channel (B, L, 1)."""
@@ -80,6 +96,7 @@ class ImageTask(TrainTestTask):
 class Mnist(ImageTask):
     """Digits, pixel by pixel."""
 
+    size: Size = 28
     valid_size: Size = 6_000
 
     origin: ClassVar[str] = "download, 12 MB"
@@ -124,9 +141,9 @@ class Mnist(ImageTask):
         return f"digit {samples.targets[row]}"
 
     def picture(self, samples: Samples, row: int) -> np.ndarray:
-        pixels = np.empty(self.side**2, dtype=np.float32)
+        pixels = np.empty(self.size**2, dtype=np.float32)
         pixels[slice(None) if self.order is None else self.order] = samples.inputs[row, :, 0]
-        return pixels.reshape(self.side, self.side)
+        return pixels.reshape(self.size, self.size)
 
 
 @register("smnist")
@@ -143,7 +160,10 @@ def bit_reversal(count: int) -> np.ndarray:
 @register("pmnist")
 class PermutedMnist(Mnist):
     summary: ClassVar[str] = "digits, pixel by pixel in bit-reversed order"
-    order: ClassVar[np.ndarray | None] = bit_reversal(28 * 28)
+
+    @property
+    def order(self) -> np.ndarray | None:
+        return bit_reversal(self.size**2)
 
 
 @register("image")
@@ -151,6 +171,7 @@ class PermutedMnist(Mnist):
 class Cifar(ImageTask):
     """CIFAR-10 in gray, pixel by pixel."""
 
+    size: Size = 32
     valid_size: Size = 5_000
 
     summary: ClassVar[str] = "CIFAR-10 in gray, pixel by pixel"
@@ -187,7 +208,7 @@ class Cifar(ImageTask):
         return CIFAR_CLASSES[samples.targets[row]]
 
     def picture(self, samples: Samples, row: int) -> np.ndarray:
-        return (samples.inputs[row, :, 0].reshape(self.side, self.side) * DEVIATION + MEAN) / 255
+        return (samples.inputs[row, :, 0].reshape(self.size, self.size) * DEVIATION + MEAN) / 255
 
 
 def _parse(data: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -76,6 +76,8 @@ class TrainingConfig(Options):
         valid_samples: Validation samples of an evaluation; by default all.
         test_samples: Test samples at the end; by default all.
         group_by_length: Put samples of similar length into a batch.
+        train_samples: Training samples to use, drawn once for all; by default all.
+        train_on_valid: Train on the validation set, too: can a model fit it?
     """
 
     seed: Seed = 0
@@ -101,6 +103,8 @@ class TrainingConfig(Options):
     valid_samples: Size | None = None
     test_samples: Size | None = None
     group_by_length: bool = True
+    train_samples: Size | None = None
+    train_on_valid: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -347,13 +351,6 @@ def sort_changes(changes: Changes, task: str, mixers: Iterable[str]) -> dict[str
             raise BadInput(f"{section}.{option} is given twice")
         found[section][option] = known[section][option].check(value)
     return found
-
-
-def differences(before: Config, now: Config) -> list[str]:
-    """The fields in which two configs differ: ``training.lr: 0.001, now 0.01``."""
-    old, new = before.values(), now.values()
-    pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
-    return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "bes
     threads, _ = choose_threads(None, run.last_threads())
     with use_threads(threads), join_processes(Runtime.make({"device": device}, "the runtime")) as processes:
         model = load_checkpoint(config, path, processes.device)
-        value, loss = evaluate(model, task, split, config.training, processes)
+        value, loss, _ = evaluate(model, task, split, config.training, processes)
         change = bigram = None
         if task.spec.head == "language":
             change = change_by_later_tokens(model, task)

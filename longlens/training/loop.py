@@ -11,15 +11,25 @@ from typing import Any
 
 import torch
 
-from longlens.data.datasets import Batch
+from longlens.data.datasets import Batch, Batches
 from longlens.errors import Interrupted
 from longlens.files import write_sealed
-from longlens.models.model import Model, count_parameters, higher_is_better, refuse_foresight
+from longlens.models.config import higher_is_better
+from longlens.models.model import Model, count_parameters, refuse_foresight
 from longlens.training.config import Config, Runtime
 from longlens.training.logs import Logs, open_logs
 from longlens.training.machine import Processes, parallelize
 from longlens.training.open_run import Learner, NotFinite, OpenRun, TrainState, count_losses, open_run
-from longlens.training.step import Schedule, make_optimizer, prefetch, seed_step, set_learning_rate, train_step
+from longlens.training.step import (
+    Evaluated,
+    Schedule,
+    make_optimizer,
+    prefetch,
+    seed_step,
+    set_learning_rate,
+    train_step,
+    training_set,
+)
 
 
 def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str | None = None) -> dict[str, Any]:
@@ -80,7 +90,7 @@ class Plan:
     def __init__(self, config: Config, runtime: Runtime):
         options = config.training
         self.runtime = runtime
-        self.samples = len(config.task.split("train"))
+        self.samples = len(training_set(config.task, options))
         self.per_epoch = math.ceil(self.samples / options.batch_size)
         self.steps = options.steps or math.ceil((options.epochs or 0) * self.per_epoch)
         self.evaluate_every = options.evaluate_every or self.per_epoch
@@ -120,8 +130,8 @@ def load_batches(config: Config, plan: Plan, step: int, processes: Processes) ->
     options, left = config.training, plan.steps - step
     epoch, start = divmod(step, plan.per_epoch)
     while left > 0:
-        batches = config.task.batches(
-            "train",
+        batches = Batches(
+            training_set(config.task, options, epoch),
             options.batch_size,
             epoch=epoch,
             start=start,
@@ -140,7 +150,7 @@ def validate(run: OpenRun, learner: Learner, logs: Logs) -> None:
     """Evaluate on the validation set; then save. An evaluation that is stopped is made when the run resumes."""
     state, metric = learner.state, run.config.task.spec.metric
     try:
-        value, loss = run.evaluate(learner.model, "valid")
+        value, loss, _ = run.evaluate(learner.model, "valid")
     except Interrupted:
         run.save(learner, logs)
         raise
@@ -155,12 +165,12 @@ def validate(run: OpenRun, learner: Learner, logs: Logs) -> None:
 def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
     """Test the last model and the best on validation, once; write the result."""
     task, options, state = run.config.task, run.config.training, learner.state
-    last, _ = run.evaluate(learner.model, "test")
-    best: float | None = None
+    last = run.evaluate(learner.model, "test")
+    best: Evaluated | None = None
     if state.best_step == state.step:
         best = last
     elif run.restore_best(learner):
-        best, _ = run.evaluate(learner.model, "test")
+        best = run.evaluate(learner.model, "test")
     run.measure(learner)
     overhead = 1 - state.computing_seconds / max(state.training_seconds, 1e-9)
     result = {
@@ -168,8 +178,8 @@ def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
         "mixer": run.config.mixer.name,
         "seed": options.seed,
         "metric": task.spec.metric,
-        "test": best,  # of the best model on the validation set
-        "test_last": last,
+        "test": best and best.metric,  # of the best model on the validation set
+        "test_last": last.metric,
         "test_samples": min(options.test_samples or math.inf, len(task.split("test"))),
         "valid": state.best,
         "valid_last": state.last,
@@ -182,5 +192,7 @@ def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
         "seconds": state.seconds,
         "peak_memory_bytes": state.peak_memory,
     }
+    if best is not None:
+        run.processes.on_first(run.folder.write_scores, best.scores)
     run.processes.on_first(write_sealed, run.folder.folder / "result.json", result)
     return result

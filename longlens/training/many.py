@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -55,9 +55,15 @@ class RunRequest:
 
 
 def run_many(
-    configs: list[Config], runtime: Runtime, *, engine: Engine = "local", jobs: int = 1, address: str | None = None
+    configs: list[Config],
+    runtime: Runtime,
+    *,
+    engine: Engine = "local",
+    jobs: int = 1,
+    address: str | None = None,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for."""
+    """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for. ``ended`` hears of each at once."""
     if jobs < 1:
         raise BadInput(f"jobs must be at least 1, got {jobs}")
     if engine == "local" and address is not None:
@@ -78,15 +84,17 @@ def run_many(
                 waiting.append(request)
             else:
                 outcomes[request.folder] = Outcome(request.config, request.folder, result, error, error is None)
+                ended(outcomes[request.folder])
         if waiting:
             stop.defer("stopped at once: runs may have lost what came after their last checkpoint")
             if engine == "ray":  # by name, as integrations know this room and not the other way round
-                ended = import_module("longlens.integrations.ray").run_on_ray(waiting, address, stop)
+                running = import_module("longlens.integrations.ray").run_on_ray(waiting, address, stop)
             else:
-                ended = _run_locally(waiting, jobs, stop)
+                running = _run_locally(waiting, jobs, stop)
             with progress("runs", len(waiting)) if quiet else nullcontext(lambda count: None) as done:
-                for count, outcome in enumerate(ended, 1):
+                for count, outcome in enumerate(running, 1):
                     outcomes[outcome.folder] = outcome
+                    ended(outcome)
                     done(count)
     return [outcomes[folder] for folder in dict.fromkeys(request.folder for request in requests)]
 

@@ -31,7 +31,7 @@ from longlens.training.machine import (
 )
 from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
 from longlens.training.run import fingerprint as find_fingerprint
-from longlens.training.step import Schedule, evaluate
+from longlens.training.step import Evaluated, Schedule, evaluate
 
 
 class NotFinite(Exception):  # noqa: N818 (it is told to the user as a RunError)
@@ -201,11 +201,12 @@ class OpenRun:
             self.notify(self.note)
         self.stop.defer("stopped at once: what came after the last checkpoint is not saved")
 
-    def evaluate(self, model: nn.Module, split: SplitName) -> tuple[float, float]:
-        """The metric and the loss on as many samples as the config says."""
-        options = self.config.training
-        samples = options.test_samples if split == "test" else options.valid_samples
-        return evaluate(model, self.config.task, split, options, self.processes, samples=samples, stop=self.stop)
+    def evaluate(self, model: nn.Module, split: SplitName) -> Evaluated:
+        """The metric and the loss on as many samples as the config says; on the test set the score of each, too."""
+        options, test = self.config.training, split == "test"
+        samples = options.test_samples if test else options.valid_samples
+        how: dict[str, Any] = {"samples": samples, "with_scores": test, "stop": self.stop}
+        return evaluate(model, self.config.task, split, options, self.processes, **how)
 
     def resume(self, learner: Learner) -> TrainState:
         """Go on from the newest checkpoint that is whole, or begin."""

@@ -1,12 +1,14 @@
 """A run is a folder.
 
 ``config.json``, ``identity.json`` (a digest of the config and the fingerprint of the data), ``environment.json`` (an
-entry for each time it was started), ``metrics.jsonl``, ``checkpoints/`` and, written last, ``result.json``. The same
-config is the same folder: a finished run is not run again, an unfinished one resumes. No torch here.
+entry for each time it was started), ``metrics.jsonl``, ``checkpoints/``, ``scores.npy`` (of each test sample) and,
+written last, ``result.json``. The same config is the same folder: a finished run is not run again, an unfinished one
+resumes. No torch here.
 """
 
 import errno
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # typing's is not enough for pydantic before Python 3.12
@@ -22,7 +25,7 @@ from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
 from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json
 from longlens.registry import foreign_source
-from longlens.training.config import Config, Runtime, differences
+from longlens.training.config import Config, Runtime
 from longlens.training.logs import notify
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
@@ -68,19 +71,26 @@ def run_folder(config: Config, runtime: Runtime, fingerprint: str) -> Path:
     return runtime.runs / config.task.slug / config.mixer.name / config.digest(fingerprint)
 
 
+def differences(before: Config, now: Config) -> list[str]:
+    """The fields in which two configs differ: ``training.lr: 0.001, now 0.01``."""
+    old, new = before.values(), now.values()
+    pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
+    return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
+
+
 def read_config(folder: Path) -> Config:
     """The config of a run that is there. One that is not what the run was started with is refused."""
     path = folder / "config.json"
     if not path.is_file():
         raise BadInput(f"{folder} is not a run: it has no config.json")
     config = Config.from_json(read_json(path), str(path))
-    fingerprint, digest = _read_identity(folder)
+    fingerprint, digest = read_identity(folder)
     if config.digest(fingerprint) != digest:
         raise BadInput(f"{path} is not the config that this run was started with: undo the change, or delete the run")
     return config
 
 
-def _read_identity(folder: Path) -> tuple[str, str]:
+def read_identity(folder: Path) -> tuple[str, str]:
     """The fingerprint and the digest."""
     problem = "is not as it was written"
     try:
@@ -94,7 +104,7 @@ def _read_identity(folder: Path) -> tuple[str, str]:
 
 def check_fingerprint(folder: Path, fingerprint: str) -> None:
     """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
-    if _read_identity(folder)[0] != fingerprint:
+    if read_identity(folder)[0] != fingerprint:
         source = "another source of a layer or task of your own"
         raise BadInput(f"{folder} belongs to other data, or to {source}: choose another folder, or delete it")
 
@@ -112,6 +122,15 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     except BadInput as error:
         reason = str(error)
     raise BadInput(f"{reason}: delete it and run the same command again, which repeats the end of the run only")
+
+
+def read_scores(folder: Path) -> np.ndarray | None:
+    """The score of each test sample: 1 if it is right and 0 if not, or a loss. None of a run that has not kept them."""
+    try:
+        with open_file(folder / "scores.npy") as file:
+            return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def show_metric(metric: str, value: float | None) -> str:
@@ -234,6 +253,12 @@ class RunFolder:
         """Of the last start."""
         threads = (read_environment(self.folder) or [{}])[-1].get("threads")
         return threads if isinstance(threads, int) and threads >= 1 else None
+
+    def write_scores(self, scores: Any) -> None:
+        """Of each test sample, by the best model: a tensor (N,)."""
+        written = io.BytesIO()
+        np.save(written, scores.cpu().numpy())
+        write_atomic(self.folder / "scores.npy", written.getvalue())
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:08d}"

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.datasets import Batch, Batches, Stream, Subset
+from longlens.data.datasets import Batch, Batches, Joined, Split, Stream, Subset
 from longlens.errors import BadInput, Interrupted
-from longlens.models.model import loss_sum, metric_sums, metric_value
+from longlens.models.model import loss_sum, metric_sums, metric_value, sample_scores
 from longlens.options import nearest
 from longlens.tasks.base import Spec, SplitName, Task
 from longlens.training.config import TrainingConfig
@@ -23,6 +23,14 @@ from longlens.training.machine import Processes, without_sync
 
 LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
 LOOK_EVERY = 32  # batches between two looks at the signals of all processes
+
+
+def training_set(task: Task, options: TrainingConfig, epoch: int = 0) -> Split:
+    """What the config says to train on. Smaller sets are parts of larger ones."""
+    train = task.split("train", epoch)
+    if options.train_samples is not None and options.train_samples < len(train):
+        train = Subset(train, np.sort(Stream("trained on").permutation(len(train))[: options.train_samples]))
+    return Joined(train, task.split("valid")) if options.train_on_valid else train
 
 
 def train_step(
@@ -223,6 +231,14 @@ class Schedule:
         vars(self).update(state)
 
 
+class Evaluated(NamedTuple):
+    """What a model is worth on some samples."""
+
+    metric: float
+    loss: float
+    scores: Tensor | None = None  # (N,) of each sample, if they are asked for: see ``sample_scores``
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -232,8 +248,9 @@ def evaluate(
     processes: Processes,
     *,
     samples: int | None = None,
+    with_scores: bool = False,
     stop: StopSignals | None = None,
-) -> tuple[float, float]:
+) -> Evaluated:
     """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
     are as large as the micro-batches of training; nobody waits for a GPU before the end."""
     chosen = task.split(split)
@@ -251,6 +268,7 @@ def evaluate(
     torch.manual_seed(0)  # for layers that draw numbers also then; a step of training has a seed of its own
     try:
         metrics = losses = torch.zeros((), device=processes.device)
+        scores = torch.zeros(len(chosen), device=processes.device) if with_scores else None
         count = 0
         for index, batch in enumerate(prefetch(batches, processes.device)):
             if (processes.count == 1 or index % LOOK_EVERY == 0) and processes.any(stop is not None and stop.asked):
@@ -259,8 +277,11 @@ def evaluate(
             sums = metric_sums(spec.metric, outputs.float(), targets)
             metrics = metrics + sums
             losses = losses + (sums[0] if spec.metric in LOSSES else loss_sum(spec, outputs, targets).to(sums.dtype))
+            if scores is not None:
+                scores[batch.indices] = sample_scores(spec.metric, outputs, targets)
             count += batch.total
     finally:
         model.train(was_training)
     metrics, losses = processes.sum(metrics), processes.sum(losses)
-    return metric_value(spec.metric, metrics), float(losses) / count
+    scores = None if scores is None else processes.sum(scores)
+    return Evaluated(metric_value(spec.metric, metrics), float(losses) / count, scores)

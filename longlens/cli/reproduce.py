@@ -1,0 +1,68 @@
+"""``longlens reproduce``: the tables, figures and theorems of the paper, and what our runs say of them."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from longlens.cli import sentence
+from longlens.errors import BadInput
+from longlens.files import check_out, write_atomic
+from longlens.options import Size
+from longlens.paper.index import ARTIFACTS, Computed, find_artifact
+from longlens.paper.records import Records
+from longlens.paper.report import list_artifacts, study_sheets, write_results
+from longlens.paper.run import plan, run_study
+from longlens.training.config import Runtime
+
+
+def reproduce(
+    artifacts: tuple[str, ...] = (),
+    *,
+    list: bool = False,
+    scale: Literal["smoke", "mini", "paper"] = "mini",
+    report: bool = False,
+    results: Path = Path("results"),
+    runs: Path = Path("runs"),
+    jobs: Size = 1,
+    threads: Size | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+) -> list[Any]:
+    """Reproduce tables, figures and theorems of the paper. What is finished is not run again; what is killed resumes.
+
+    Args:
+        artifacts: Names of artifacts, or all.
+        list: List all artifacts: their claims, what is done and missing, and the verdicts.
+        scale: Size of the runs: smoke (seconds), mini (minutes on a core), paper (a GPU).
+        report: Write RESULTS.md, beside the folder of the records.
+        results: Folder of the records of finished runs.
+        runs: Folder of the runs themselves.
+        jobs: Number of runs at a time on this machine.
+        threads: Threads of a run on the CPU; by default as many as the machine has free cores.
+        device: Device to train on; auto is a GPU if there is one.
+        engine: Processes on this machine, or a Ray cluster.
+        address: Address of the Ray cluster; by default one is started on this machine.
+    """
+    names = [*ARTIFACTS] if artifacts == ("all",) else [*dict.fromkeys(artifacts)]
+    chosen = [find_artifact(name) for name in names]
+    if not (chosen or list or report):
+        raise BadInput(f"name an artifact ({', '.join(ARTIFACTS)}) or all, or give --list or --report")
+    records = Records(results / scale)
+    printed: list[Any] = [sentence(f"left out: {problem}") for problem in records.problems]
+    runtime = Runtime.make({"runs": runs, "threads": threads, "device": device}, "the runtime")
+    for artifact in chosen:
+        if isinstance(artifact, Computed):
+            printed += artifact.run(results)
+            continue
+        run_study(artifact, scale, records, runtime, engine=engine, jobs=jobs, address=address)
+        printed += study_sheets(artifact, scale, records)
+        failed = plan(artifact.cells(scale), scale, records).failed
+        printed += [sentence(f"{record.config.mixer.name} failed: {record.error}") for record in failed]
+    if list:
+        printed.append(list_artifacts(scale, records))
+    if report:
+        out = results.absolute().parent / "RESULTS.md"
+        check_out(out)
+        write_atomic(out, write_results(scale, records))
+        printed.append(f"written to {out}")
+    return printed

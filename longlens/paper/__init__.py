@@ -1,0 +1,1 @@
+"""One file for each table, figure and theorem of the paper."""

@@ -1,0 +1,72 @@
+"""The index of the paper's artifacts: names, and where they are. No torch here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from longlens.errors import BadInput
+from longlens.files import read_json, write_json
+from longlens.options import nearest
+from longlens.paper.study import Study
+
+ARTIFACTS = {
+    "table2": "table2:STUDY",
+    "table3": "table3:STUDY",
+    "table4": "table4:STUDY",
+    "figure5": "figure5:STUDY",
+    "figure6": "figure6:STUDY",
+    "table7": "table7:STUDY",
+    "table8": "table8:STUDY",
+    "appendix-c": "appendix_c:STUDY",
+    "alpha-sweep": "sweeps:ALPHA",
+    "window-sweep": "sweeps:WINDOW",
+    "chunk-sweep": "sweeps:CHUNK",
+    "side": "sweeps:SIDE",
+    "bidirectional": "sweeps:BIDIRECTIONAL",
+}
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An artifact that needs no runs: it is computed at once.
+
+    Args:
+        name: Name on the command line.
+        title: What it is.
+        place: Where the paper has it.
+        claim: What the paper says with it.
+        compute: Function of the folder for pictures that returns what to print, the verdict, and sentences that say why.
+    """
+
+    name: str
+    title: str
+    place: str
+    claim: str
+    compute: Callable[[Path], tuple[list[Any], str, list[str]]]
+
+    def recorded(self, results: Path) -> dict[str, Any] | None:
+        """What was found before: the verdict and the sentences."""
+        try:
+            values = read_json(results / f"{self.name}.json")
+            return values if isinstance(values, dict) and {"verdict", "sentences"} <= values.keys() else None
+        except (BadInput, FileNotFoundError):
+            return None
+
+    def run(self, results: Path) -> list[Any]:
+        results.mkdir(parents=True, exist_ok=True)
+        printed, verdict, sentences = self.compute(results)
+        write_json(results / f"{self.name}.json", {"verdict": verdict, "sentences": sentences})
+        return printed
+
+
+Artifact = Study | Computed
+
+
+def find_artifact(name: str) -> Artifact:
+    """An artifact by its name."""
+    if name not in ARTIFACTS:
+        raise BadInput(f"there is no artifact {name!r}; {nearest(name, [*ARTIFACTS, 'all'])}")
+    module, _, attribute = ARTIFACTS[name].partition(":")
+    return getattr(import_module(f"longlens.paper.{module}"), attribute)

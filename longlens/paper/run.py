@@ -1,0 +1,137 @@
+"""Run what artifacts of the paper are made of, and what is known of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import mean
+
+from longlens.models.config import higher_is_better
+from longlens.paper.records import Record, Records
+from longlens.paper.study import Cell, Claim, Scale, Study
+from longlens.paper.verdict import Finding, Verdict, weigh
+from longlens.training.config import Config, Engine, Runtime
+from longlens.training.many import run_many
+
+
+@dataclass
+class Plan:
+    """The runs of some cells: those that ended, those that can start, and how many must wait for the choice of a
+    learning rate."""
+
+    done: list[Record] = field(default_factory=list)
+    ready: list[Config] = field(default_factory=list)
+    failed: list[Record] = field(default_factory=list)
+    waiting: int = 0
+
+    @property
+    def missing(self) -> int:
+        return len(self.ready) + self.waiting
+
+
+def plan(cells: Iterable[Cell], scale: Scale, records: Records) -> Plan:
+    """What is there of these cells. A run that failed can start again."""
+    found, seen = Plan(), set()
+    for cell in cells:
+        configs, later = _configs(cell, scale, records)
+        found.waiting += later
+        for config in configs:
+            key = str(config.values())
+            if key in seen:
+                continue
+            seen.add(key)
+            record = records.find(config)
+            if record is not None and record.result is not None:
+                found.done.append(record)
+                continue
+            found.ready.append(config)
+            if record is not None:
+                found.failed.append(record)
+    return found
+
+
+def _configs(cell: Cell, scale: Scale, records: Records) -> tuple[list[Config], int]:
+    """The runs of a cell that are known now, and how many others there will be."""
+    tuned = cell.like or cell
+    trials = _trials(tuned, scale)
+    rate = chosen_rate(tuned, scale, records)
+    if trials and rate is None:
+        own = [] if cell is tuned else [0]
+        return trials, cell.count(scale) - 1 + len(own)
+    return [*trials, *(cell.config(scale, seed, rate) for seed in range(cell.count(scale)))], 0
+
+
+def _trials(cell: Cell, scale: Scale) -> list[Config]:
+    """The first seed at all learning rates."""
+    return [cell.config(scale, 0, rate) for rate in cell.rates(scale)]
+
+
+def chosen_rate(cell: Cell, scale: Scale, records: Records) -> float | None:
+    """The learning rate that is best on the validation set; None while one of the trials has not ended, or if there is
+    nothing to choose."""
+    ended = [records.find(config) for config in _trials(cell, scale)]
+    if not ended or any(record is None for record in ended):
+        return None
+    scores = [(record.result["valid"], record) for record in ended if record is not None and record.result]
+    if not scores:  # all have failed, and the first is as good as any
+        return cell.rates(scale)[0]
+    metric = scores[0][1].result["metric"]  # pyright: ignore[reportOptionalSubscript]
+    best = (max if higher_is_better(metric) else min)(scores, key=lambda entry: entry[0])
+    return best[1].config.training.lr
+
+
+def runs_of(cell: Cell, scale: Scale, records: Records) -> list[Record]:
+    """The finished runs of a cell at its learning rate, by their seeds."""
+    tuned = cell.like or cell
+    rate = chosen_rate(tuned, scale, records)
+    if rate is None and tuned.rates(scale):
+        return []
+    found = [records.find(cell.config(scale, seed, rate)) for seed in range(cell.count(scale))]
+    return [record for record in found if record is not None and record.result is not None]
+
+
+def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> Finding | None:
+    """What the runs say; None while some are missing."""
+    terms = [(weight, runs_of(cell, scale, records)) for weight, cell in claim.cells]
+    wanted = [cell.count(scale) for _, cell in claim.cells]
+    if any(len(found) < count for (_, found), count in zip(terms, wanted, strict=True)):
+        return None
+    return weigh(terms, study.score)
+
+
+def verdict_of(study: Study, scale: Scale, records: Records) -> Verdict | None:
+    """Of all claims together: it holds if all do, and does not if one does not. None while runs are missing."""
+    findings = [weigh_claim(claim, study, scale, records) for claim in study.claims(scale)]
+    if not findings or any(finding is None for finding in findings):
+        return None
+    verdicts = {finding.verdict for finding in findings if finding is not None}
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "holds" if verdicts == {"holds"} else "not decided"
+
+
+def run_study(
+    study: Study, scale: Scale, records: Records, runtime: Runtime, *, engine: Engine, jobs: int, address: str | None
+) -> None:
+    """Run what is missing, the trials of learning rates first; records are written as runs end. A run that fails is
+    tried once, and the others go on."""
+    tried: set[str] = set()
+    while True:
+        ready = [config for config in plan(study.cells(scale), scale, records).ready if str(config.values()) not in tried]
+        if not ready:
+            return
+        tried |= {str(config.values()) for config in ready}
+        run_many(ready, runtime, engine=engine, jobs=jobs, address=address, ended=records.add)
+
+
+def seconds_left(found: Plan, records: Records) -> float | None:
+    """By the time that runs of the same tasks took; None if there is none to go by."""
+
+    @cache
+    def usual(task: str) -> float | None:
+        known = [record.result["seconds"] for record in records.of_task(task) if record.result]
+        return mean(known) if known else None
+
+    times = [usual(config.task.name) for config in found.ready]
+    if not times or any(time is None for time in times):
+        return None
+    return mean(time for time in times if time) * found.missing

@@ -1,0 +1,112 @@
+"""What a table or figure of the paper is made of: its cells, which are runs, and its claims, which compare them.
+
+A learning rate is chosen for each cell, from the same values for all: by the validation accuracy of the first seed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from longlens.training.config import Config, load_recipe
+
+Scale = Literal["smoke", "mini", "paper"]
+
+# Appendix A: "a grid search over the range [1e-3, 1e-4]" and the rate of the S4 recipe, which is that of ours.
+RATES: Mapping[str, tuple[float, ...]] = {"smoke": (), "mini": (1e-3, 3e-3), "paper": (1e-3, 1e-4)}
+SEEDS: Mapping[str, int] = {"smoke": 2, "mini": 3, "paper": 3}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table: a layer on a task, trained once for each seed.
+
+    Args:
+        row: Name of its row.
+        task: Name of the task.
+        mixer: Name of the mixer.
+        changes: What differs from the recipe of the task.
+        like: Cell whose learning rate it takes; by default one is chosen for it.
+        column: Name of its column; by default the task.
+        seeds: Number of seeds; by default that of the scale.
+    """
+
+    row: str
+    task: str
+    mixer: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    like: "Cell | None" = None
+    column: str = ""
+    seeds: int | None = None
+
+    def config(self, scale: Scale, seed: int, lr: float | None) -> Config:
+        """The run of a seed; ``lr`` is the recipe's if it is None."""
+        changes = {**self.changes, "training.seed": seed} | ({} if lr is None else {"training.lr": lr})
+        return _resolve(scale, self.task, self.mixer, json.dumps(changes))
+
+    def rates(self, scale: Scale) -> tuple[float, ...]:
+        """The learning rates to choose from."""
+        return RATES[scale] if "training.lr" not in self.changes else ()
+
+    def count(self, scale: Scale) -> int:
+        return min(self.seeds or SEEDS[scale], 2 if scale == "smoke" else 100)
+
+
+@cache
+def _resolve(scale: Scale, task: str, mixer: str, changes: str) -> Config:
+    return load_recipe(scale, task, [mixer]).resolve(task, mixer, json.loads(changes))
+
+
+def chunk_size(scale: Scale, task: str) -> int:
+    """Of LaS-chunk in the recipe of a task."""
+    return load_recipe(scale, task).mixers["las-chunk"]["chunk_size"]
+
+
+def option(scale: Scale, task: str, name: str) -> Any:
+    """An option of LaS in the recipe of a task."""
+    return load_recipe(scale, task).resolve(task, "las").mixer.options[name]
+
+
+class Claim(NamedTuple):
+    """What the paper says, as a sum of metrics that is above 0 if it is right: ``{las: 1, transformer: -1}``."""
+
+    text: str
+    cells: Sequence[tuple[float, Cell]]
+    paper: float | None = None  # the paper's own figure of the same sum
+
+
+def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> Claim:
+    """That one is better than the other, whichever way the metric counts."""
+    return Claim(text, [(1.0, winner), (-1.0, loser)], paper)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An artifact of the paper that is made of runs.
+
+    Args:
+        name: Name on the command line.
+        title: Title of the table.
+        place: Where the paper has it.
+        claim: What the paper says with it.
+        cells: Cells at a scale.
+        claims: Claims at a scale.
+        paper: The paper's own figures, by row and column.
+        remarks: Sentences for the report: what differs from the paper, and likely reasons.
+        axis: Name of the horizontal axis, if it is drawn as lines; the columns are numbers then.
+        score: What is compared: the test set, or the validation set.
+        curves: Draw the learning curves as well.
+    """
+
+    name: str
+    title: str
+    place: str
+    claim: str
+    cells: Callable[[Scale], list[Cell]]
+    claims: Callable[[Scale], list[Claim]]
+    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    remarks: Callable[[Scale], Iterable[str]] = lambda scale: ()
+    axis: str | None = None
+    score: Literal["test", "valid"] = "test"
+    curves: bool = False
