@@ -49,8 +49,8 @@ COMMANDS = {
     "bench model": Command("longlens.bench.model:bench_model", "Time a training step beside GPT-2, and the loop."),
     "bench data": Command("longlens.bench.data:bench_data", "Time the generators, imports and loading."),
     "bench packages": Command("longlens.bench.packages:bench_packages", "Time our layers beside other packages'."),
-    "figures eld": Command("longlens.reports.eld:draw_eld", "Draw how scores decay with distance (Section 4.1)."),
-    "figures kernels": Command("longlens.reports.kernels:draw_kernels", "Draw kernels of layers (Figure 1)."),
+    "figures eld": Command("longlens.paper.figure_eld:draw_eld", "Draw how scores decay with distance (Section 4.1)."),
+    "figures kernels": Command("longlens.paper.figure1:draw_kernels", "Draw kernels of layers (Figure 1)."),
 }
 GROUPS = {
     "list": "List tasks, mixers, runs or recipes.",

@@ -23,7 +23,7 @@ FORCE = Option("force", bool, False, "Make the set again, though it is there.")
 SPLIT = Option("split", SplitName, "train", "Split to show.")
 FIRST = Option("first", Count, 0, "Index of the first sample.")
 COUNT = Option("count", Size | None, None, "Number of samples; by default 2 texts or 24 pictures.")
-PICTURE = Option("out", Path | None, None, "Picture to write; by default results/TASK.png.")
+PICTURE = Option("out", Path | None, None, "Picture to write; by default figures/TASK.png.")
 
 
 def _read(name: str, about: str, arguments: list[str], *options: Option) -> tuple[Task, dict[str, Any]]:

@@ -13,7 +13,7 @@ from longlens.files import check_out, write_json
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
-from longlens.reports.eld import draw_eld
+from longlens.paper.figure_eld import draw_eld
 from longlens.reports.sheet import Column, Sheet
 
 TASK, MIXERS = "listops", ("transformer", "las", "las-chunk")

@@ -59,7 +59,7 @@ def list_mixers(name: str = "", *, traits: bool = False, length: Size = 1024, wi
         width: Width of the layers of which traits are measured.
     """
     if traits:
-        from longlens.reports.traits import traits_tables
+        from longlens.paper.table10 import traits_tables
 
         return list(traits_tables(length, width))
     names = [known for known in mixers.list_mixers() if name in known]

@@ -1,5 +1,6 @@
 """``longlens reproduce``: the tables, figures and theorems of the paper, and what our runs say of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,9 +8,10 @@ from longlens.cli import sentence
 from longlens.errors import BadInput
 from longlens.files import check_out, write_atomic
 from longlens.options import Size
+from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, find_artifact
 from longlens.paper.records import Records
-from longlens.paper.report import list_artifacts, study_sheets, write_results
+from longlens.paper.report import list_artifacts, picture_of, study_sheets, write_results
 from longlens.paper.run import plan, run_study
 from longlens.training.config import Runtime
 
@@ -27,7 +29,7 @@ def reproduce(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-) -> list[Any]:
+) -> Sequence[Any]:
     """Reproduce tables, figures and theorems of the paper. What is finished is not run again; what is killed resumes.
 
     Args:
@@ -48,7 +50,7 @@ def reproduce(
     if not (chosen or list or report):
         raise BadInput(f"name an artifact ({', '.join(ARTIFACTS)}) or all, or give --list or --report")
     records = Records(results / scale)
-    printed: list[Any] = [sentence(f"left out: {problem}") for problem in records.problems]
+    printed: Any = [sentence(f"left out: {problem}") for problem in records.problems]
     runtime = Runtime.make({"runs": runs, "threads": threads, "device": device}, "the runtime")
     for artifact in chosen:
         if isinstance(artifact, Computed):
@@ -56,6 +58,7 @@ def reproduce(
             continue
         run_study(artifact, scale, records, runtime, engine=engine, jobs=jobs, address=address)
         printed += study_sheets(artifact, scale, records)
+        printed.append(draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder)))
         failed = plan(artifact.cells(scale), scale, records).failed
         printed += [sentence(f"{record.config.mixer.name} failed: {record.error}") for record in failed]
     if list:

@@ -48,7 +48,3 @@ class ModelConfig(Options):
     embedding_dropout: Probability | None = None
     ffn_dropout: Probability = 0.0
     tied_dropout: bool = False
-
-
-def higher_is_better(metric: str) -> bool:
-    return metric in ("accuracy", "r2")

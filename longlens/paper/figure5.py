@@ -7,7 +7,11 @@ PARTS = (32, 8, 2, 1)  # of the sequence: the smallest window is a 32nd
 
 
 def tasks(scale: Scale) -> tuple[str, ...]:
-    return {"smoke": ("listops",), "mini": ("image", "listops", "text"), "paper": ("image", "text", "listops", "pathfinder")}[scale]
+    return {
+        "smoke": ("listops",),
+        "mini": ("image", "listops", "text"),
+        "paper": ("image", "text", "listops", "pathfinder"),
+    }[scale]
 
 
 def length(scale: Scale, task: str) -> int:

@@ -11,7 +11,9 @@ def sizes(scale: Scale) -> tuple[int | None, ...]:
 
 
 def tasks(scale: Scale) -> tuple[str, ...]:
-    return {"smoke": ("listops",), "mini": ("image", "listops"), "paper": ("image", "text", "listops", "pathfinder")}[scale]
+    return {"smoke": ("listops",), "mini": ("image", "listops"), "paper": ("image", "text", "listops", "pathfinder")}[
+        scale
+    ]
 
 
 def cell(row: str, task: str, size: int | None) -> Cell:

@@ -11,21 +11,28 @@ from longlens.files import read_json, write_json
 from longlens.options import nearest
 from longlens.paper.study import Study
 
-ARTIFACTS = {
-    "table2": "table2:STUDY",
-    "table3": "table3:STUDY",
-    "table4": "table4:STUDY",
-    "figure5": "figure5:STUDY",
-    "figure6": "figure6:STUDY",
-    "table7": "table7:STUDY",
-    "table8": "table8:STUDY",
-    "appendix-c": "appendix_c:STUDY",
-    "alpha-sweep": "sweeps:ALPHA",
-    "window-sweep": "sweeps:WINDOW",
-    "chunk-sweep": "sweeps:CHUNK",
-    "side": "sweeps:SIDE",
-    "bidirectional": "sweeps:BIDIRECTIONAL",
-}
+ARTIFACTS = (  # a module of this room for each
+    "table2",
+    "table2-cost",
+    "table3",
+    "table4",
+    "figure5",
+    "figure6",
+    "table7",
+    "table8",
+    "appendix-c",
+    "figure1",
+    "figure-eld",
+    "figure4",
+    "table10",
+    "shatter",
+    "theorem-b1",
+    "alpha-sweep",
+    "window-sweep",
+    "chunk-sweep",
+    "side",
+    "bidirectional",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Computed:
         title: What it is.
         place: Where the paper has it.
         claim: What the paper says with it.
-        compute: Function of the folder for pictures that returns what to print, the verdict, and sentences that say why.
+        compute: Function of the folder for pictures; it returns what to print, the verdict, and sentences that say why.
     """
 
     name: str
@@ -68,5 +75,4 @@ def find_artifact(name: str) -> Artifact:
     """An artifact by its name."""
     if name not in ARTIFACTS:
         raise BadInput(f"there is no artifact {name!r}; {nearest(name, [*ARTIFACTS, 'all'])}")
-    module, _, attribute = ARTIFACTS[name].partition(":")
-    return getattr(import_module(f"longlens.paper.{module}"), attribute)
+    return import_module(f"longlens.paper.{name.replace('-', '_')}").STUDY

@@ -1,9 +1,10 @@
 """Tables of the paper's artifacts from records, and RESULTS.md from all of them."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from statistics import mean, stdev
 
-from longlens.paper.index import ARTIFACTS, Computed, find_artifact
+from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
 from longlens.paper.records import Record, Records
 from longlens.paper.run import chosen_rate, plan, runs_of, seconds_left, verdict_of, weigh_claim
 from longlens.paper.study import Cell, Scale, Study
@@ -130,14 +131,18 @@ def write_results(scale: Scale, records: Records) -> str:
     return "".join(f"{line}\n" for line in _lines(scale, records))
 
 
+INTRODUCTION = """# Results
+
+Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
+[`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
+A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
+large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*. An artifact with
+several claims holds if all of them do, and does not hold if one does not.
+"""
+
+
 def _lines(scale: Scale, records: Records) -> Iterable[str]:
-    yield "# Results"
-    yield ""
-    yield f"Written by `longlens reproduce --report{_flag(scale)}` from the records in `results/`; no figure is typed by hand."
-    yield "[`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled."
-    yield "A claim *holds* or *does not hold* if the difference has its sign or the other one and chance alone would give"
-    yield "such a difference in fewer than 1 of 20 cases, over seeds and test samples together; otherwise it is *not decided*."
-    yield ""
+    yield INTRODUCTION
     yield list_artifacts(scale, records).to_markdown()
     for name in ARTIFACTS:
         artifact = find_artifact(name)
@@ -147,12 +152,20 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
             found = artifact.recorded(records.folder.parent)
             yield ""
             yield f"**{found['verdict']}.** {' '.join(found['sentences'])}" if found else "**missing**"
-            continue
-        for sheet in study_sheets(artifact, scale, records):
-            yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())
-        for remark in artifact.remarks(scale):
-            yield from ("", remark)
+        else:
+            for sheet in study_sheets(artifact, scale, records):
+                yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())
+            for remark in artifact.remarks(scale):
+                yield from ("", remark)
+        picture = picture_of(artifact, records.folder)
+        if picture.is_file():
+            yield from ("", f"![{artifact.title}]({picture.relative_to(records.folder.parent.parent).as_posix()})")
     yield from ("", *_environments(records))
+
+
+def picture_of(artifact: Artifact, folder: Path) -> Path:
+    """Where the picture of an artifact is or will be."""
+    return (folder.parent if isinstance(artifact, Computed) else folder) / f"{artifact.name}.png"
 
 
 def _flag(scale: Scale) -> str:
@@ -161,6 +174,8 @@ def _flag(scale: Scale) -> str:
 
 def _environments(records: Records) -> Iterable[str]:
     """What the runs were made on."""
-    made = sorted({f"torch {run.environment['torch']} on {run.environment['processor']}" for run in records.found.values()})
+    made = sorted(
+        {f"torch {run.environment['torch']} on {run.environment['processor']}" for run in records.found.values()}
+    )
     if made:
         yield f"{len(records.found):,} runs; {'; '.join(made)}."

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import mean
 
-from longlens.models.config import higher_is_better
 from longlens.paper.records import Record, Records
 from longlens.paper.study import Cell, Claim, Scale, Study
 from longlens.paper.verdict import Finding, Verdict, weigh
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.many import run_many
+from longlens.training.run import higher_is_better
 
 
 @dataclass
@@ -95,7 +95,7 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
     wanted = [cell.count(scale) for _, cell in claim.cells]
     if any(len(found) < count for (_, found), count in zip(terms, wanted, strict=True)):
         return None
-    return weigh(terms, study.score)
+    return weigh(terms, study.score, claim.least)
 
 
 def verdict_of(study: Study, scale: Scale, records: Records) -> Verdict | None:
@@ -116,7 +116,9 @@ def run_study(
     tried once, and the others go on."""
     tried: set[str] = set()
     while True:
-        ready = [config for config in plan(study.cells(scale), scale, records).ready if str(config.values()) not in tried]
+        ready = [
+            config for config in plan(study.cells(scale), scale, records).ready if str(config.values()) not in tried
+        ]
         if not ready:
             return
         tried |= {str(config.values()) for config in ready}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from longlens.training.config import Config, load_recipe
@@ -68,12 +69,26 @@ def option(scale: Scale, task: str, name: str) -> Any:
     return load_recipe(scale, task).resolve(task, "las").mixer.options[name]
 
 
+def sweep_task(scale: Scale) -> str:
+    """On which options of LaS are varied."""
+    return "listops" if scale == "smoke" else "image"
+
+
+def las(scale: Scale, row: str = "LaS", column: str = "") -> Cell:
+    return Cell(row, sweep_task(scale), "las", column=column)
+
+
+def transformer(scale: Scale) -> Cell:
+    return Cell("Transformer", sweep_task(scale), "transformer")
+
+
 class Claim(NamedTuple):
-    """What the paper says, as a sum of metrics that is above 0 if it is right: ``{las: 1, transformer: -1}``."""
+    """What the paper says, as a sum of metrics that is above ``least`` if it is right: LaS minus a Transformer."""
 
     text: str
     cells: Sequence[tuple[float, Cell]]
     paper: float | None = None  # the paper's own figure of the same sum
+    least: float = 0.0
 
 
 def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> Claim:
@@ -94,9 +109,11 @@ class Study:
         claims: Claims at a scale.
         paper: The paper's own figures, by row and column.
         remarks: Sentences for the report: what differs from the paper, and likely reasons.
-        axis: Name of the horizontal axis, if it is drawn as lines; the columns are numbers then.
+        axis: Name of the horizontal axis of a picture with a line for each row and a point for each column.
         score: What is compared: the test set, or the validation set.
-        curves: Draw the learning curves as well.
+        curves: Draw learning curves.
+        draw: Draws another picture, from the runs themselves: a function of the scale, the folder of the runs, and the
+            picture to write.
     """
 
     name: str
@@ -110,3 +127,4 @@ class Study:
     axis: str | None = None
     score: Literal["test", "valid"] = "test"
     curves: bool = False
+    draw: Callable[[Scale, Path, Path], str] | None = None

@@ -56,9 +56,5 @@ STUDY = Study(
     claim="Each operator contributes, and decay is better than ALiBi.",
     cells=cells,
     claims=claims,
-    paper={
-        (row, task): value
-        for row, mixer in ROWS.items()
-        for task, value in zip(TASKS, PAPER[mixer], strict=True)
-    },
+    paper={(row, task): value for row, mixer in ROWS.items() for task, value in zip(TASKS, PAPER[mixer], strict=True)},
 )

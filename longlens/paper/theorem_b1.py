@@ -40,7 +40,8 @@ around the kernel in a layer, and whether training would find such weights. A sk
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ from torch.nn import functional as F
 
 from longlens.errors import BadInput
 from longlens.options import Is, Seed
-from longlens.reports.kernels import initial_kernels
+from longlens.paper.figure1 import initial_kernels
+from longlens.paper.index import Computed
 from longlens.reports.sheet import Column, Sheet
 
 LOG_ZERO = -1000.0  # as a score; the largest of a row is at least -ln(L + 1), and exp(-746) is 0 in float64
@@ -255,3 +257,28 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, summed in float32 if the numbers are shorter: as hardware does that multiplies them."""
     wide = torch.promote_types(a.dtype, torch.float32)
     return (a.to(wide) @ b.to(wide)).to(a.dtype)
+
+
+def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
+    sheet = reproduce_theorem()
+    names = [column.name for column in sheet.columns]
+    worst = max(float(row[names.index("float64")]) for row in sheet.rows)
+    signed = [row[0] for row in sheet.rows if row[names.index("heads")] == "2"]
+    sentences = [
+        f"By softmax attention that is run as it stands, kernels of up to 1,024 numbers come out to {worst:.0e} of the "
+        "largest output in float64.",
+        f"One head is enough for non-negative kernels only; {', '.join(dict.fromkeys(signed))} have negative numbers, "
+        "of which the printed proof takes logarithms, and need two.",
+        *sheet.notes[1:],
+    ]
+    verdict = "does not hold" if worst > 1e-10 or signed else "holds"
+    return [sheet], verdict, sentences
+
+
+STUDY = Computed(
+    name="theorem-b1",
+    title="One head of attention is a channel of a state-space layer",
+    place="Theorem B.1, Appendix B",
+    claim="One head of self-attention can express one channel of a state-space layer, for any kernel.",
+    compute=_compute,
+)

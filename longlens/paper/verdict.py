@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from longlens.models.config import higher_is_better
 from longlens.paper.records import Record
+from longlens.training.run import higher_is_better
 
 LEVEL = 0.05  # a claim is decided if chance alone would give such a difference in fewer cases
 
@@ -37,23 +37,26 @@ class Finding:
         return "holds" if self.estimate > 0 else "does not hold"
 
 
-def weigh(terms: list[tuple[float, list[Record]]], score: str = "test") -> Finding:
-    """The claim that a weighted sum of metrics is above 0 (below, where a lower metric is better)."""
+def weigh(terms: list[tuple[float, list[Record]]], score: str = "test", least: float = 0.0) -> Finding:
+    """The claim that a weighted sum of metrics is above ``least`` (below, where a lower metric is better)."""
     metric = terms[0][1][0].result["metric"]  # pyright: ignore[reportOptionalSubscript]
     sign = 1.0 if higher_is_better(metric) else -1.0
-    by_seed = sum(sign * weight * _metrics(records, score) for weight, records in terms)
-    assert isinstance(by_seed, np.ndarray)
+    by_seed = np.sum([sign * weight * _metrics(records, score) for weight, records in terms], axis=0)
     spread = [by_seed.var(ddof=1) / len(by_seed)] if len(by_seed) > 1 else [math.nan]
     freedom = [len(by_seed) - 1]
     samples = 0
     scores = [_scores(records) for _, records in terms]
-    if score == "test" and metric == "accuracy" and all(found is not None for found in scores):
-        by_sample = sum(weight * found.mean(axis=0) for (weight, _), found in zip(terms, scores, strict=True))  # pyright: ignore
+    if score == "test" and metric == "accuracy" and not any(found is None for found in scores):
+        weighted = [
+            weight * found.mean(axis=0) for (weight, _), found in zip(terms, scores, strict=True) if found is not None
+        ]
+        by_sample = np.sum(weighted, axis=0)
         samples = len(by_sample)
-        spread.append(by_sample.var(ddof=1) / samples)
-        freedom.append(samples - 1)
+        if samples > 1:
+            spread.append(by_sample.var(ddof=1) / samples)
+            freedom.append(samples - 1)
     error = math.sqrt(sum(spread))
-    estimate = float(by_seed.mean())
+    estimate = float(by_seed.mean()) - least
     return Finding(estimate, error, _chance(estimate, spread, freedom), len(by_seed), samples)
 
 
@@ -74,7 +77,5 @@ def _metrics(records: list[Record], score: str) -> np.ndarray:
 
 def _scores(records: list[Record]) -> np.ndarray | None:
     """(seeds, samples)."""
-    found = [record.scores for record in records]
-    if any(scores is None for scores in found) or len({len(scores) for scores in found}) != 1:  # pyright: ignore
-        return None
-    return np.stack(found)  # pyright: ignore
+    found = [record.scores for record in records if record.scores is not None]
+    return np.stack(found) if len(found) == len(records) and len({len(scores) for scores in found}) == 1 else None

@@ -9,11 +9,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from longlens.errors import BadInput, LongLensError
-from longlens.models.config import higher_is_better
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import read_config, read_environment, read_result, show_metric
+from longlens.training.run import higher_is_better, read_config, read_environment, read_result, show_metric
 
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 RANKS = {"test": 0, "valid": 1, "last": 6, "params": 2, "steps": 7, "tokens/s": 4, "memory": 5, "time": 3}

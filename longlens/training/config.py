@@ -77,7 +77,7 @@ class TrainingConfig(Options):
         test_samples: Test samples at the end; by default all.
         group_by_length: Put samples of similar length into a batch.
         train_samples: Training samples to use, drawn once for all; by default all.
-        train_on_valid: Train on the validation set, too: can a model fit it?
+        train_on_valid: Train on the validation set as well, to see whether a model can fit it.
     """
 
     seed: Seed = 0

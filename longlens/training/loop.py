@@ -14,12 +14,12 @@ import torch
 from longlens.data.datasets import Batch, Batches
 from longlens.errors import Interrupted
 from longlens.files import write_sealed
-from longlens.models.config import higher_is_better
 from longlens.models.model import Model, count_parameters, refuse_foresight
 from longlens.training.config import Config, Runtime
 from longlens.training.logs import Logs, open_logs
 from longlens.training.machine import Processes, parallelize
 from longlens.training.open_run import Learner, NotFinite, OpenRun, TrainState, count_losses, open_run
+from longlens.training.run import higher_is_better
 from longlens.training.step import (
     Evaluated,
     Schedule,

@@ -133,6 +133,10 @@ def read_scores(folder: Path) -> np.ndarray | None:
         return None
 
 
+def higher_is_better(metric: str) -> bool:
+    return metric in ("accuracy", "r2")
+
+
 def show_metric(metric: str, value: float | None) -> str:
     if value is None:
         return "–"

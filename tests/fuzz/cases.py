@@ -245,6 +245,6 @@ def dry() -> Iterator[None]:
         mock.patch("longlens.data.store.prepare", stop),
         mock.patch("longlens.cli.check.check_properties", stop),
         mock.patch("matplotlib.figure.Figure.savefig", stop),
-        mock.patch("longlens.reports.traits.traits_tables", stop),
+        mock.patch("longlens.paper.table10.traits_tables", stop),
     ):
         yield

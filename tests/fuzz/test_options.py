@@ -10,8 +10,8 @@ from longlens.cli import COMMANDS
 from longlens.cli import data as data_commands
 from longlens.mixers.registry import list_mixers
 from longlens.options import options_of
-from longlens.reports.eld import draw_eld
-from longlens.reports.kernels import draw_kernels
+from longlens.paper.figure1 import draw_kernels
+from longlens.paper.figure_eld import draw_eld
 from longlens.training.config import section_options
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from longlens.models.config import higher_is_better
 from longlens.models.model import metric_sums, metric_value
+from longlens.training.run import higher_is_better
 
 
 def value(metric, outputs, targets, parts=1):

@@ -47,7 +47,14 @@ def test_there_are_recipes():
     assert {mixer for mixer, _ in ALL} >= {"s5", "mega", "mega-chunk", "transformer"}
     for mixer in ("s5", "mega", "mega-chunk"):
         assert [task for known, task in ALL if known == mixer] == sorted(ARENA)
-    for mixer in ("transformer", "local", "linformer", "performer", "reformer-arena", "bigbird"):  # Path-X: none published
+    for mixer in (
+        "transformer",
+        "local",
+        "linformer",
+        "performer",
+        "reformer-arena",
+        "bigbird",
+    ):  # Path-X: none published
         assert [task for known, task in ALL if known == mixer] == sorted(set(ARENA) - {"path-x"})
 
 

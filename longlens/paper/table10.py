@@ -7,6 +7,7 @@ direction: for attention a multiple of a row of the attention matrix, but for wh
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from longlens.errors import BadInput
 from longlens.mixers.common import has_kernel
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
+from longlens.paper.index import Computed
 from longlens.progress import progress
 from longlens.reports.sheet import Column, Sheet
 
@@ -145,3 +147,41 @@ def traits_tables(length: int, width: int) -> list[Sheet]:
             shape.rows.append([name, said[0], *numbers])
             costs.rows.append([name, seen_sides(name), cost, state, counted])
     return [design, shape, costs]
+
+
+SUCCESSFUL = (
+    "lssl",
+    "s4",
+    "dss",
+    "gss",
+    "mega",
+    "s5",
+    "sgconv",
+    "dlr",
+    "h3",
+    "long-conv",
+    "lru",
+    "tnn",
+)  # of the table
+
+
+def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
+    sheets = traits_tables(1024, 64)
+    measured = {name: float(far.removeprefix("! ")) for name, _, far, *_ in sheets[1].rows}
+    flat = {name: measured[name] for name in SUCCESSFUL if measured[name] > DECAYS}
+    sentences = [
+        f"{len(SUCCESSFUL) - len(flat)} of the {len(SUCCESSFUL)} layers have, at initialization and over 1,024 tokens, "
+        f"less than {DECAYS:g} of the weight of the first quarter in the last."
+    ]
+    if flat:
+        sentences.append(f"Not so: {', '.join(f'{name} ({far:.2g})' for name, far in flat.items())}.")
+    return sheets, "does not hold" if flat else "holds", sentences
+
+
+STUDY = Computed(
+    name="table10",
+    title="Layers and their design",
+    place="Table 10, Appendix E",
+    claim="All successful long-range layers have a decaying structure.",
+    compute=_compute,
+)

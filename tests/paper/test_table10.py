@@ -13,8 +13,8 @@ from rich.console import Console
 from torch import nn
 
 from longlens.mixers.registry import create_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
-from longlens.reports import traits
-from longlens.reports.traits import Measured, measure_traits, response, traits_tables
+from longlens.paper import table10 as traits
+from longlens.paper.table10 import Measured, measure_traits, response, traits_tables
 
 # Table 10: decays, regularized, unique initialization, stable, gated, complex, normalized, non-recurrent.
 TABLE_10 = {

@@ -1,7 +1,7 @@
 import pytest
 
+from longlens.paper.figure_eld import draw_eld
 from longlens.reports import eld
-from longlens.reports.eld import draw_eld
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ the weight of a key (it tends to the uniform weight, not to 0). Bottom: the matr
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from longlens.ops.decay import SCHEDULES, decay_rates
 from longlens.options import Fraction, Several
+from longlens.paper.index import Computed
 from longlens.reports.pictures import check_picture, save_picture
 
 LINES, MATRICES = 8, 4  # heads that are drawn, at most
@@ -24,7 +26,7 @@ SCORE = 2.0  # of the keys whose weight is drawn
 
 
 def draw_eld(
-    *, out: Path = Path("results/eld.png"), heads: Several = 8, max_rate: Fraction = 1e-3, length: Several = 4096
+    *, out: Path = Path("figures/eld.png"), heads: Several = 8, max_rate: Fraction = 1e-3, length: Several = 4096
 ) -> str:
     """Draw how scores decay with distance: the exponentially locally decaying (ELD) operator of Section 4.1.
 
@@ -100,3 +102,28 @@ def _draw_matrices(figure: SubFigure, rates: Tensor, length: int) -> None:
         axes.set_xlabel("key j", labelpad=-8)
     panels[0].set_ylabel("query i", labelpad=2 - 3 * len(f"{length:,}"))
     figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.9, label="fraction of the score kept")
+
+
+def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
+    heads, most = 8, 1e-3
+    written = draw_eld(out=results / "figure-eld.png", heads=heads, max_rate=most)
+    even, printed = (decay_rates(heads, most, schedule, dtype=torch.float64) for schedule in SCHEDULES)
+    sentences = [
+        f"With exp(-α) spaced evenly from 1 to exp(-B), {heads} heads and B = {most:g}, α runs from {even[0]:g} to "
+        f"{even[-1]:.1g}, and the last head keeps {torch.exp(-even[-1] * 128):.2f} of a score at distance 128 and "
+        f"{torch.exp(-even[-1] * 1024):.2f} at 1,024.",
+        f"As printed, exp(-α) runs from 0 to B: α is {printed[1:].min():.1f} to {printed[1:].max():.1f} in {heads - 1} "
+        f"of {heads} heads, which keep at most {torch.exp(-printed[1:].min()):.1g} of a score at distance 1: plain "
+        "averages of all other tokens.",
+        "Decay shrinks scores to 0 and not to -∞: far keys get the uniform weight, not none.",
+    ]
+    return [written, *sentences], "does not hold", sentences
+
+
+STUDY = Computed(
+    name="figure-eld",
+    title="Scores decay with distance",
+    place="Section 4.1 and Table 1, right",
+    claim="Heads decay at rates α from 0 to B, with exp(-α) uniform in [0, B].",
+    compute=_compute,
+)

@@ -1,0 +1,92 @@
+"""Figure 4: attention maps by layer, of trained language models with LaS and with plain attention."""
+
+from pathlib import Path
+
+import numpy as np
+
+from longlens.errors import BadInput
+from longlens.paper import appendix_c
+from longlens.paper.study import Cell, Claim, Scale, Study
+
+ROWS = ("Transformer", "LaS")
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """The same runs as those of Appendix C, at the learning rates that were chosen there."""
+    return [cell for cell in appendix_c.cells(scale) if cell.row in ROWS]
+
+
+def claims(scale: Scale) -> list[Claim]:
+    return []
+
+
+def draw(scale: Scale, runs: Path, out: Path) -> str:
+    """Maps of the first test sample: the mean over heads, from 0 to 1 in each map, as the paper draws them."""
+    import torch  # and matplotlib: not for a list of artifacts
+    from matplotlib.figure import Figure
+
+    from longlens.reports.pictures import save_picture
+    from longlens.training.config import Runtime
+    from longlens.training.evaluate import load_model
+    from longlens.training.run import fingerprint, run_folder
+
+    maps = {}
+    for cell in cells(scale):
+        for rate in (None, *cell.rates(scale)):
+            config = cell.config(scale, 0, rate)
+            folder = run_folder(config, Runtime(runs=runs), fingerprint(config))
+            if (folder / "result.json").is_file():
+                sample = config.task.split("test").take(np.arange(1))
+                maps[cell.row] = attention_maps(load_model(folder), torch.from_numpy(sample.inputs))
+                break
+    if len(maps) < len(ROWS):
+        raise BadInput(f"figure4 needs the trained models themselves, and {runs} has not both: choose another --runs")
+    depth = min(len(found) for found in maps.values())
+    figure = Figure(figsize=(2.6 * depth, 2.9 * len(maps)), layout="constrained")
+    panels = figure.subplots(len(maps), depth, squeeze=False)
+    for line, (row, found) in zip(panels, maps.items(), strict=True):
+        for number, (axes, weights) in enumerate(zip(line, found, strict=False)):
+            axes.imshow(weights, cmap="magma", vmin=0, vmax=1)
+            axes.set_title(f"{row}, layer {number + 1}", fontsize=9)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    figure.supxlabel("key", fontsize=10)
+    figure.supylabel("query", fontsize=10)
+    return save_picture(figure, out)
+
+
+def attention_maps(model, inputs) -> list[np.ndarray]:
+    """(L, L) for each layer: the mean over heads of the weights that multiply the values, from 0 to 1."""
+    import torch
+
+    from longlens.ops.reference import las_attention_reference
+
+    maps: list[np.ndarray] = []
+
+    def look(layer, arguments, outputs) -> None:
+        (x, *_), options = arguments, {}
+        if hasattr(layer, "attention_weights"):
+            weights = layer.attention_weights(x)
+        else:
+            _, weights = las_attention_reference(*layer._project(x), return_weights=True, **options)
+        weights = weights[0].mean(dim=0)
+        weights = (weights - weights.min()) / (weights.max() - weights.min()).clamp(min=1e-12)
+        maps.append(weights.cpu().numpy())
+
+    hooks = [block.mixer.register_forward_hook(look) for block in model.blocks]
+    with torch.no_grad():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    return maps
+
+
+STUDY = Study(
+    name="figure4",
+    title="Attention maps of trained language models: perplexity",
+    place="Figure 4, Appendix D",
+    claim="LaS gives smoother maps, which reach farther back in the upper layers.",
+    cells=cells,
+    claims=claims,
+    draw=draw,
+)

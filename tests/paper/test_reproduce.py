@@ -1,0 +1,186 @@
+"""Every artifact at scale smoke; what is run, and what is said of it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from longlens.errors import BadInput
+from longlens.paper.drawing import draw_study
+from longlens.paper.index import ARTIFACTS, Computed, find_artifact
+from longlens.paper.records import Records
+from longlens.paper.report import list_artifacts, study_sheets, write_results
+from longlens.paper.run import chosen_rate, plan, run_study, runs_of, verdict_of
+from longlens.paper.study import Cell, Study, better
+from longlens.tasks.base import create_task
+from longlens.training.config import Runtime
+
+STUDIES = [name for name in ARTIFACTS if isinstance(find_artifact(name), Study)]
+SOURCES = {"smnist": "mnist", "pmnist": "mnist", "text8": "text8", "enwik8": "enwik8", "wikitext-2": "wikitext-2"}
+SHORT = {"training.steps": 4, "training.evaluate_every": 2}
+
+
+def ready(study, real_data):
+    """Import the sets that a study needs."""
+    for task in {cell.task for cell in study.cells("smoke")} & SOURCES.keys():
+        options = {"stand_in": True} if task in ("text8", "enwik8") else {}
+        create_task(task, **options).prepare(real_data(SOURCES[task]))
+
+
+def run(study, folder, scale="smoke"):
+    records = Records(folder / "results" / scale)
+    run_study(study, scale, records, Runtime(runs=folder / "runs"), engine="local", jobs=1, address=None)
+    return records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_at_smoke(name, here, tmp_path, real_data):
+    study = find_artifact(name)
+    ready(study, real_data)
+    records = run(study, tmp_path)
+    known = plan(study.cells("smoke"), "smoke", records)
+    assert (known.missing, known.failed, len(known.done)) == (0, [], len(here))
+    sheets = study_sheets(study, "smoke", Records(records.folder))
+    assert not any(cell in ("missing", "failed") for row in sheets[0].rows for cell in row)
+    if study.claims("smoke"):
+        assert all(row[-1] in ("holds", "does not hold", "not decided") for row in sheets[1].rows)
+        assert verdict_of(study, "smoke", records) is not None
+    if study.axis or study.curves or study.draw:
+        path = tmp_path / "picture.png"
+        draw_study(study, "smoke", records, tmp_path / "runs", path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    before = len(here)
+    run(study, tmp_path)
+    assert len(here) == before, "what is finished is not run again"
+
+
+def test_cells_build_at_every_scale():
+    """Configs only: nothing is run."""
+    for name in STUDIES:
+        study = find_artifact(name)
+        for scale in ("smoke", "mini", "paper"):
+            cells = study.cells(scale)
+            assert len({(cell.row, cell.column or cell.task) for cell in cells}) == len(cells)
+            for cell in cells:
+                cell.config(scale, 0, 1e-3)
+            for claim in study.claims(scale):
+                assert {id(cell) for _, cell in claim.cells}
+                wanted = {str(cell.config(scale, 0, None).values()) for cell in cells}
+                assert {str(cell.config(scale, 0, None).values()) for _, cell in claim.cells} <= wanted
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """Two layers, and a third that takes the learning rate of the first."""
+    from longlens.paper import study as module
+
+    monkeypatch.setitem(module.RATES, "smoke", (1e-2, 1e-3))
+    las = Cell("LaS", "listops", "las", SHORT)
+    plain = Cell("Transformer", "listops", "transformer", SHORT)
+    wide = Cell("wide", "listops", "las", SHORT | {"mixer.window": 9}, like=las)
+    claims = [better("LaS is better", las, plain, 1.5)]
+    return Study("any", "Any", "nowhere", "A claim.", lambda scale: [las, plain, wide], lambda scale: claims)
+
+
+def test_learning_rates_are_chosen_on_validation(study, here, tmp_path):
+    las, plain, wide = study.cells("smoke")
+    empty = plan(study.cells("smoke"), "smoke", Records(tmp_path / "results" / "smoke"))
+    assert (len(empty.ready), empty.waiting) == (4, 4), (
+        "two rates of two cells; a second seed of each, and two of the third"
+    )
+    records = run(study, tmp_path)
+    assert len(here) == 4 + 2 + 2
+    for cell in (las, plain):
+        trials = [records.find(cell.config("smoke", 0, rate)) for rate in (1e-2, 1e-3)]
+        best = max(trials, key=lambda record: record.result["valid"])
+        assert chosen_rate(cell, "smoke", records) == best.config.training.lr
+    rate = chosen_rate(las, "smoke", records)
+    assert {record.config.training.lr for record in runs_of(wide, "smoke", records)} == {rate}
+    assert [record.config.training.seed for record in runs_of(wide, "smoke", records)] == [0, 1]
+
+
+def test_runs_are_shared_between_studies(study, here, tmp_path):
+    run(study, tmp_path)
+    count = len(here)
+    run(dataclasses.replace(study, name="other"), tmp_path)
+    assert len(here) == count
+
+
+def test_a_failed_run_is_marked_and_the_table_prints(study, here, tmp_path):
+    _, plain, _ = study.cells("smoke")
+    diverges = Cell("broken", "listops", "las", SHORT | {"training.lr": 1e12})
+    claims = [better("a", plain, diverges)]
+    mixed = dataclasses.replace(study, cells=lambda scale: [plain, diverges], claims=lambda scale: claims)
+    records = run(mixed, tmp_path)
+    table, claims, _ = study_sheets(mixed, "smoke", records)
+    assert table.rows[1][1] == "failed"
+    assert claims.rows[0][-1] == "missing"
+    known = plan(mixed.cells("smoke"), "smoke", records)
+    assert len(known.failed) == 2
+    assert "the loss is nan" in known.failed[0].error
+    count = len(here)
+    run(mixed, tmp_path)
+    assert len(here) == count + 2, "only what has failed is tried again"
+
+
+@pytest.fixture
+def reported(study, monkeypatch):
+    """The report of two artifacts."""
+    from longlens.paper import report
+
+    computed = Computed("counted", "Counted", "here", "One is one.", lambda folder: (["one"], "holds", ["1 = 1."]))
+    known = {"any": study, "counted": computed}
+    monkeypatch.setattr(report, "ARTIFACTS", tuple(known))
+    monkeypatch.setattr(report, "find_artifact", known.get)
+    return known
+
+
+def test_a_report_is_the_same_from_the_same_records(reported, here, tmp_path):
+    records = run(reported["any"], tmp_path)
+    before = write_results("smoke", records)
+    assert "**missing**" in before, "the other artifact was not computed yet"
+    reported["counted"].run(tmp_path / "results")
+    done = write_results("smoke", Records(records.folder))
+    assert "**missing**" not in done
+    assert "**holds.** 1 = 1." in done
+    assert write_results("smoke", Records(records.folder)) == done
+    listed = list_artifacts("smoke", Records(records.folder)).to_markdown()
+    assert listed in done, "the list and the report agree"
+    (path, *_) = sorted(records.folder.glob("*/las-*.json"))
+    values = json.loads(path.read_text())
+    values["result"]["test"] = 0.77
+    path.write_text(json.dumps(values))
+    assert write_results("smoke", Records(records.folder)) != done
+    path.unlink()
+    without = write_results("smoke", Records(records.folder))
+    assert "| missing |\n" in without
+
+
+def test_bad_names():
+    with pytest.raises(BadInput, match="there is no artifact 'table5'; did you mean 'table"):
+        find_artifact("table5")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_killed_command_repeats_no_finished_run(tmp_path):
+    command = [sys.executable, "-m", "longlens", "reproduce", "side", "--scale", "smoke", "--threads", "1"]
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finished: list[Path] = []
+    while not finished:
+        finished = list(tmp_path.glob("results/smoke/*/*.json"))
+        time.sleep(0.1)
+        assert started.poll() is None
+    started.kill()
+    started.communicate()
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/*/result.json")}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "centered" in done.stdout
+    for path, stamp in stamps.items():
+        assert path.stat().st_mtime_ns == stamp
+    assert len(list(tmp_path.glob("results/smoke/*/*.json"))) == 4
