@@ -1,12 +1,16 @@
 """Figure 4: attention maps by layer, of trained language models with LaS and with plain attention."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from longlens.errors import BadInput
 from longlens.paper import appendix_c
 from longlens.paper.study import Cell, Claim, Scale, Study
+
+if TYPE_CHECKING:
+    pass
 
 ROWS = ("Transformer", "LaS")
 
@@ -21,7 +25,7 @@ def claims(scale: Scale) -> list[Claim]:
 
 
 def draw(scale: Scale, runs: Path, out: Path) -> str:
-    """Maps of the first test sample: the mean over heads, from 0 to 1 in each map, as the paper draws them."""
+    """Maps of the first test sample: the mean over heads, from the least to the largest weight, as the paper has them."""
     import torch  # and matplotlib: not for a list of artifacts
     from matplotlib.figure import Figure
 
@@ -46,8 +50,9 @@ def draw(scale: Scale, runs: Path, out: Path) -> str:
     panels = figure.subplots(len(maps), depth, squeeze=False)
     for line, (row, found) in zip(panels, maps.items(), strict=True):
         for number, (axes, weights) in enumerate(zip(line, found, strict=False)):
-            axes.imshow(weights, cmap="magma", vmin=0, vmax=1)
-            axes.set_title(f"{row}, layer {number + 1}", fontsize=9)
+            axes.imshow((weights - weights.min()) / (np.ptp(weights) or 1), cmap="magma", vmin=0, vmax=1)
+            reach, rough = measure_map(weights)
+            axes.set_title(f"{row}, layer {number + 1}\nreach {reach:.0f}, roughness {rough:.2f}", fontsize=9)
             axes.set_xticks([])
             axes.set_yticks([])
     figure.supxlabel("key", fontsize=10)
@@ -63,15 +68,13 @@ def attention_maps(model, inputs) -> list[np.ndarray]:
 
     maps: list[np.ndarray] = []
 
-    def look(layer, arguments, outputs) -> None:
-        (x, *_), options = arguments, {}
+    def look(layer: Any, arguments: tuple[Any, ...], outputs: Any) -> None:
+        x = arguments[0]
         if hasattr(layer, "attention_weights"):
             weights = layer.attention_weights(x)
-        else:
-            _, weights = las_attention_reference(*layer._project(x), return_weights=True, **options)
-        weights = weights[0].mean(dim=0)
-        weights = (weights - weights.min()) / (weights.max() - weights.min()).clamp(min=1e-12)
-        maps.append(weights.cpu().numpy())
+        else:  # plain attention, which is LaS without decay and smoothing
+            _, weights = las_attention_reference(*layer._project(x), return_weights=True)
+        maps.append(weights[0].mean(dim=0).cpu().numpy())
 
     hooks = [block.mixer.register_forward_hook(look) for block in model.blocks]
     with torch.no_grad():

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
 from longlens.paper.records import Record, Records
-from longlens.paper.run import chosen_rate, plan, runs_of, seconds_left, verdict_of, weigh_claim
+from longlens.paper.run import MISSING, chosen_rate, plan, runs_of, seconds_left, verdict_of, weigh_claim
 from longlens.paper.study import Cell, Scale, Study
 from longlens.reports.sheet import Column, Sheet
 
@@ -24,15 +24,30 @@ def list_artifacts(scale: Scale, records: Records) -> Sheet:
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
             counts = ["1", "0"] if found else ["0", "1"]
-            sheet.rows.append([name, artifact.claim, *counts, "", found["verdict"] if found else "missing", command])
+            sheet.rows.append([name, artifact.claim, *counts, "", found["verdict"] if found else MISSING, command])
             continue
         known = plan(artifact.cells(scale), scale, records)
         left = seconds_left(known, records)
         time = "" if not known.missing else "unknown" if left is None else f"{left / 3600:.1f} h of one core"
-        verdict = verdict_of(artifact, scale, records) or "missing"
+        verdict = verdict_of(artifact, scale, records)
         failed = f", {len(known.failed)} failed" if known.failed else ""
         counts = [str(len(known.done)), f"{known.missing}{failed}"]
         sheet.rows.append([name, artifact.claim, *counts, time, verdict, command])
+    return sheet
+
+
+def summary(scale: Scale, records: Records) -> Sheet:
+    """What is decided of the paper's claims, for a first look."""
+    sheet = Sheet("", [Column("the paper says", wrap=True), Column("here"), Column("in the paper")])
+    for name in ARTIFACTS:
+        artifact = find_artifact(name)
+        if isinstance(artifact, Computed):
+            found = artifact.recorded(records.folder.parent)
+            verdict = found["verdict"] if found else MISSING
+        else:
+            verdict = verdict_of(artifact, scale, records)
+        if verdict not in (MISSING, "no claim"):
+            sheet.rows.append([artifact.claim, verdict, artifact.place.partition(",")[0]])
     return sheet
 
 
@@ -62,7 +77,7 @@ def _entry(cell: Cell, study: Study, scale: Scale, records: Records) -> str:
     runs, wanted = runs_of(cell, scale, records), cell.count(scale)
     if not runs:
         failed = plan([cell], scale, records).failed
-        return "failed" if failed else "missing"
+        return "failed" if failed else MISSING
     values = [run.result[study.score] for run in runs if run.result]
     metric = runs[0].result["metric"]  # pyright: ignore[reportOptionalSubscript]
     text = _number(metric, mean(values))
@@ -84,7 +99,7 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
         published = "" if claim.paper is None else f"{claim.paper:+.2f}" if metric == PERCENT else f"{claim.paper:+.3g}"
         found = weigh_claim(claim, study, scale, records)
         if found is None:
-            sheet.rows.append([claim.text, published, *[""] * 5, "missing"])
+            sheet.rows.append([claim.text, published, *[""] * 5, MISSING])
             continue
         here, error = (f"{_number(metric, value)}" for value in (found.estimate, found.error))
         here = here if here.startswith("-") else f"+{here}"
@@ -136,13 +151,14 @@ INTRODUCTION = """# Results
 Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
-large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*. An artifact with
-several claims holds if all of them do, and does not hold if one does not.
+large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
 """
 
 
 def _lines(scale: Scale, records: Records) -> Iterable[str]:
     yield INTRODUCTION
+    yield summary(scale, records).to_markdown()
+    yield from ("", "All artifacts, and the runs that they are made of (`longlens reproduce --list`):", "")
     yield list_artifacts(scale, records).to_markdown()
     for name in ARTIFACTS:
         artifact = find_artifact(name)
@@ -151,7 +167,7 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
             yield ""
-            yield f"**{found['verdict']}.** {' '.join(found['sentences'])}" if found else "**missing**"
+            yield f"**{found['verdict']}.** {' '.join(found['sentences'])}" if found else f"**{MISSING}**"
         else:
             for sheet in study_sheets(artifact, scale, records):
                 yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())

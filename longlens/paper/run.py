@@ -7,10 +7,18 @@ from statistics import mean
 
 from longlens.paper.records import Record, Records
 from longlens.paper.study import Cell, Claim, Scale, Study
-from longlens.paper.verdict import Finding, Verdict, weigh
+from longlens.paper.verdict import Finding, weigh
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.many import run_many
 from longlens.training.run import higher_is_better
+
+MISSING = "missing"  # instead of a verdict, while runs are
+WORDS = {
+    "holds": "hold",
+    "does not hold": "do not",
+    "not decided": "not decided",
+    MISSING: MISSING,
+}  # of several claims
 
 
 @dataclass
@@ -98,15 +106,17 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
     return weigh(terms, study.score, claim.least)
 
 
-def verdict_of(study: Study, scale: Scale, records: Records) -> Verdict | None:
-    """Of all claims together: it holds if all do, and does not if one does not. None while runs are missing."""
-    findings = [weigh_claim(claim, study, scale, records) for claim in study.claims(scale)]
-    if not findings or any(finding is None for finding in findings):
-        return None
-    verdicts = {finding.verdict for finding in findings if finding is not None}
-    if "does not hold" in verdicts:
-        return "does not hold"
-    return "holds" if verdicts == {"holds"} else "not decided"
+def verdict_of(study: Study, scale: Scale, records: Records) -> str:
+    """Of all claims together: the verdict that all have, or how many have which."""
+    counts: dict[str, int] = {}
+    for claim in study.claims(scale):
+        finding = weigh_claim(claim, study, scale, records)
+        verdict = MISSING if finding is None else finding.verdict
+        counts[verdict] = counts.get(verdict, 0) + 1
+    if len(counts) < 2:
+        return next(iter(counts), "no claim")
+    shown = (f"{counts[name]} {words}" for name, words in WORDS.items() if name in counts)
+    return ", ".join(shown)
 
 
 def run_study(
