@@ -20,7 +20,7 @@ def draw_study(study: Study, scale: Scale, records: Records, runs: Path, out: Pa
     if not found:
         return None
     if study.draw is not None:
-        return study.draw(scale, runs, out)
+        return study.draw(scale, records, runs, out)
     if study.axis is None and not study.curves:
         return None
     draw: Callable[..., Figure] = _draw_curves if study.curves else _draw_lines

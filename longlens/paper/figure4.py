@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from longlens.errors import BadInput
 from longlens.paper import appendix_c
+from longlens.paper.records import Records
+from longlens.paper.run import chosen_rate
 from longlens.paper.study import Cell, Claim, Scale, Study
 
 if TYPE_CHECKING:
-    pass
+    from torch import Tensor
+
+    from longlens.models.model import Model
 
 ROWS = ("Transformer", "LaS")
 
@@ -24,27 +27,23 @@ def claims(scale: Scale) -> list[Claim]:
     return []
 
 
-def draw(scale: Scale, runs: Path, out: Path) -> str:
-    """Maps of the first test sample: the mean over heads, from the least to the largest weight, as the paper has them."""
+def draw(scale: Scale, records: Records, runs: Path, out: Path) -> str:
+    """Maps of the first test sample: the mean over heads, from its least to its largest value, as the paper has them.
+    A model of which there is a record only is trained again."""
     import torch  # and matplotlib: not for a list of artifacts
     from matplotlib.figure import Figure
 
+    from longlens.api import train_config
     from longlens.reports.pictures import save_picture
     from longlens.training.config import Runtime
     from longlens.training.evaluate import load_model
-    from longlens.training.run import fingerprint, run_folder
 
     maps = {}
     for cell in cells(scale):
-        for rate in (None, *cell.rates(scale)):
-            config = cell.config(scale, 0, rate)
-            folder = run_folder(config, Runtime(runs=runs), fingerprint(config))
-            if (folder / "result.json").is_file():
-                sample = config.task.split("test").take(np.arange(1))
-                maps[cell.row] = attention_maps(load_model(folder), torch.from_numpy(sample.inputs))
-                break
-    if len(maps) < len(ROWS):
-        raise BadInput(f"figure4 needs the trained models themselves, and {runs} has not both: choose another --runs")
+        config = cell.config(scale, 0, chosen_rate(cell, scale, records))
+        folder = train_config(config, Runtime(runs=runs)).folder
+        sample = config.task.split("test").take(np.arange(1))
+        maps[cell.row] = attention_maps(load_model(folder), torch.from_numpy(sample.inputs))
     depth = min(len(found) for found in maps.values())
     figure = Figure(figsize=(2.6 * depth, 2.9 * len(maps)), layout="constrained")
     panels = figure.subplots(len(maps), depth, squeeze=False)
@@ -60,8 +59,20 @@ def draw(scale: Scale, runs: Path, out: Path) -> str:
     return save_picture(figure, out)
 
 
-def attention_maps(model, inputs) -> list[np.ndarray]:
-    """(L, L) for each layer: the mean over heads of the weights that multiply the values, from 0 to 1."""
+def measure_map(weights: np.ndarray) -> tuple[float, float]:
+    """The mean distance of a query (L, L) to its keys, by their weights, over the second half of the queries; and how
+    much the weights of neighboring keys differ, relative to their size."""
+    length = len(weights)
+    rows = weights[length // 2 :]
+    distance = np.arange(length // 2, length)[:, None] - np.arange(length)
+    seen = distance > 0
+    reach = float((rows * distance).sum() / rows.sum())
+    steps = np.abs(np.diff(rows, axis=1))[seen[:, 1:]]
+    return reach, float(steps.mean() / np.abs(rows[seen]).mean())
+
+
+def attention_maps(model: "Model", inputs: "Tensor") -> list[np.ndarray]:
+    """(L, L) for each layer: the mean over heads of the weights that multiply the values."""
     import torch
 
     from longlens.ops.reference import las_attention_reference

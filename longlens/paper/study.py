@@ -112,8 +112,8 @@ class Study:
         axis: Name of the horizontal axis of a picture with a line for each row and a point for each column.
         score: What is compared: the test set, or the validation set.
         curves: Draw learning curves.
-        draw: Draws another picture, from the runs themselves: a function of the scale, the folder of the runs, and the
-            picture to write.
+        draw: Draws another picture, from trained models: a function of the scale, the records, the folder of the runs,
+            and the picture to write.
     """
 
     name: str
@@ -127,4 +127,4 @@ class Study:
     axis: str | None = None
     score: Literal["test", "valid"] = "test"
     curves: bool = False
-    draw: Callable[[Scale, Path, Path], str] | None = None
+    draw: Callable[[Scale, Any, Path, Path], str] | None = None

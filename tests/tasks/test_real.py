@@ -103,6 +103,27 @@ def test_mnist_pixels(real, real_data):
     assert (task.picture(task.split("train").take(np.array([5])), 0).ravel() == inputs[:, 0]).all()
 
 
+@pytest.mark.parametrize(("name", "size"), [("smnist", 14), ("smnist", 7), ("image", 16), ("image", 8), ("pmnist", 14)])
+def test_a_smaller_image_has_the_means_of_squares(real, name, size):
+    whole, small = real(name), real(name, size=size)
+    assert small.spec.max_length == size**2
+    assert small.spec.shape == (None if name == "pmnist" else (size, size))
+    assert small.folder() == whole.folder(), "the stored set is the same"
+    side, samples = whole.side, whole.split("test").take(np.array([3, 77]))
+    pictures = np.stack([whole.picture(samples, row) for row in range(2)])
+    means = pictures.reshape(2, size, side // size, size, side // size).mean(axis=(2, 4))
+    found = small.split("test").take(np.array([3, 77]))
+    for row in range(2):
+        np.testing.assert_allclose(small.picture(found, row), means[row], atol=1e-6)
+    assert found.targets.tolist() == samples.targets.tolist()
+    assert small.split("test").lengths.tolist()[:2] == [size**2] * 2
+
+
+def test_a_size_that_does_not_divide(real):
+    with pytest.raises(BadInput, match="size must be one of 2, 4, 7, 14, 28, got 5"):
+        real("smnist", size=5)
+
+
 def test_pmnist_is_the_bit_reversal(real):
     plain, permuted = one(real("smnist"))[0][:, 0], one(real("pmnist"))[0][:, 0]
     backwards = sorted(range(784), key=lambda number: f"{number:010b}"[::-1])

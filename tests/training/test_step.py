@@ -2,18 +2,27 @@
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from longlens.data.datasets import Batch
+from longlens.data.datasets import IGNORE, Batch, Joined, Windows
 from longlens.errors import BadInput
 from longlens.mixers.registry import create_mixer, find_mixer, list_mixers
 from longlens.models.model import create_model
 from longlens.tasks.base import create_task
 from longlens.training.config import TrainingConfig
 from longlens.training.machine import Processes
-from longlens.training.step import forward, in_bfloat16, make_optimizer, prefetch, set_learning_rate, train_step
+from longlens.training.step import (
+    forward,
+    in_bfloat16,
+    make_optimizer,
+    prefetch,
+    set_learning_rate,
+    train_step,
+    training_set,
+)
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -273,3 +282,46 @@ def test_the_optimizer_has_its_epsilon():
     model.weight.grad = torch.full((1, 1), 2.0)
     optimizer.step()
     torch.testing.assert_close(before - model.weight, torch.full((1, 1), 0.1 * 2 / (2 + 3)))
+
+
+@pytest.fixture
+def listops(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGLENS_HOME", str(tmp_path / "home"))
+    return create_task("listops", sizes=(60, 20, 10), min_length=3, max_length=20, max_depth=3, max_args=3)
+
+
+def rows(split):
+    """The samples of a split as texts."""
+    samples = split.take(np.arange(len(split)))
+    return [f"{row[:length].tolist()} {target}" for row, length, target in zip(*samples, strict=True)]
+
+
+def test_smaller_training_sets_are_parts_of_larger_ones(listops):
+    whole = rows(listops.split("train"))
+    few, more = (rows(training_set(listops, TrainingConfig(steps=1, train_samples=count))) for count in (7, 23))
+    assert (len(few), len(more)) == (7, 23)
+    assert set(few) < set(more) < set(whole)
+    assert rows(training_set(listops, TrainingConfig(steps=1, train_samples=60))) == whole
+    assert rows(training_set(listops, TrainingConfig(steps=1, train_samples=1000))) == whole
+
+
+def test_the_validation_set_can_be_trained_on_as_well(listops):
+    joined = training_set(listops, TrainingConfig(steps=1, train_on_valid=True, train_samples=9))
+    assert rows(joined)[9:] == rows(listops.split("valid"))
+    assert len(joined) == 9 + 20
+    assert joined.lengths.tolist() == [len(row.split(",")) for row in rows(joined)]
+    mixed = np.array([28, 0, 12, 3])
+    samples = joined.take(mixed)
+    assert [f"{r[:n].tolist()} {t}" for r, n, t in zip(*samples, strict=True)] == [rows(joined)[i] for i in mixed]
+    assert joined.count_targets(mixed) == 4
+    assert len(joined.take(np.array([2])).targets) == 1, "samples of one of the two only"
+
+
+def test_texts_are_joined_with_their_padding():
+    first, second = Windows(np.arange(8), 5), Windows(np.arange(20, 33), 4)
+    joined = Joined(first, second)
+    found = joined.take(np.arange(len(joined)))
+    assert found.inputs.shape == (5, 5)
+    assert found.targets[1].tolist() == [6, 7, IGNORE, IGNORE, IGNORE]
+    assert found.targets[4].tolist() == [29, 30, 31, 32, IGNORE]
+    assert joined.count_targets(np.array([1, 4])) == 6
