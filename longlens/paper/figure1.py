@@ -14,7 +14,7 @@ from longlens.errors import BadInput
 from longlens.mixers.common import has_kernel
 from longlens.mixers.registry import choose_mixer, create_mixer, layer_is_causal, list_mixers
 from longlens.options import Is, Seed, Several, Size
-from longlens.paper.index import Computed
+from longlens.paper.index import Computed, Found
 from longlens.reports.pictures import check_picture, save_picture
 
 SMOOTH = 1.0  # the roughness of a smooth kernel is below it: neighbors differ by less than their size
@@ -103,7 +103,7 @@ def _draw_row(row: Any, steps: Tensor, kernels: Tensor) -> float:
     return end
 
 
-def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
+def _compute(results: Path) -> tuple[list[Any], Found]:
     from longlens.paper.table10 import measure_traits
 
     names = ("s4", "mega", "sgconv")
@@ -115,7 +115,7 @@ def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
         for name, traits in found.items()
     ]
     holds = all(traits.decays and traits.roughness < SMOOTH for traits in found.values())
-    return [written, *sentences], "holds" if holds else "does not hold", sentences
+    return [written], Found("holds" if holds else "does not hold", "", sentences)
 
 
 STUDY = Computed(

@@ -87,7 +87,8 @@ def attention_maps(model: "Model", inputs: "Tensor") -> list[np.ndarray]:
             _, weights = las_attention_reference(*layer._project(x), return_weights=True)
         maps.append(weights[0].mean(dim=0).cpu().numpy())
 
-    hooks = [block.mixer.register_forward_hook(look) for block in model.blocks]
+    layers: list[Any] = [block.mixer for block in model.blocks]
+    hooks = [layer.register_forward_hook(look) for layer in layers]
     with torch.no_grad():
         model(inputs)
     for hook in hooks:

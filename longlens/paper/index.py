@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longlens.errors import BadInput
 from longlens.files import read_json, write_json
 from longlens.options import nearest
-from longlens.paper.study import Study
+from longlens.paper.study import Study, Verdict
 
 ARTIFACTS = (  # a module of this room for each
     "table2",
@@ -35,6 +35,14 @@ ARTIFACTS = (  # a module of this room for each
 )
 
 
+class Found(NamedTuple):
+    """What a computation says of a claim."""
+
+    verdict: Verdict
+    because: str  # in a few words
+    sentences: list[str]
+
+
 @dataclass(frozen=True)
 class Computed:
     """An artifact that needs no runs: it is computed at once.
@@ -44,28 +52,27 @@ class Computed:
         title: What it is.
         place: Where the paper has it.
         claim: What the paper says with it.
-        compute: Function of the folder for pictures; it returns what to print, the verdict, and sentences that say why.
+        compute: Function of the folder for pictures, which returns what to print and what was found.
     """
 
     name: str
     title: str
     place: str
     claim: str
-    compute: Callable[[Path], tuple[list[Any], str, list[str]]]
+    compute: Callable[[Path], tuple[list[Any], "Found"]]
 
-    def recorded(self, results: Path) -> dict[str, Any] | None:
-        """What was found before: the verdict and the sentences."""
+    def recorded(self, results: Path) -> "Found | None":
+        """What was found before."""
         try:
-            values = read_json(results / f"{self.name}.json")
-            return values if isinstance(values, dict) and {"verdict", "sentences"} <= values.keys() else None
-        except (BadInput, FileNotFoundError):
+            return Found(**read_json(results / f"{self.name}.json"))
+        except (BadInput, FileNotFoundError, TypeError):
             return None
 
     def run(self, results: Path) -> list[Any]:
         results.mkdir(parents=True, exist_ok=True)
-        printed, verdict, sentences = self.compute(results)
-        write_json(results / f"{self.name}.json", {"verdict": verdict, "sentences": sentences})
-        return printed
+        printed, found = self.compute(results)
+        write_json(results / f"{self.name}.json", found._asdict())
+        return [*printed, *found.sentences]
 
 
 Artifact = Study | Computed

@@ -16,10 +16,9 @@ import numpy as np
 
 from longlens.errors import BadInput
 from longlens.files import read_json, write_json
-from longlens.options import REQUIRED
-from longlens.training.config import PARTS, Config, section_options
+from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import read_environment, read_identity, read_metrics, read_scores
+from longlens.training.run import completed, read_environment, read_identity, read_metrics, read_scores
 
 KEPT = ("longlens", "commit", "torch", "processor", "device", "threads", "date")  # of the environment
 POINTS = 100  # of the metrics
@@ -87,7 +86,7 @@ def _key(config: Config) -> str:
 def _read(path: Path) -> Record:
     values = read_json(path)
     try:
-        config = Config.from_json(_completed(values["config"]), str(path))
+        config = Config.from_json(completed(values["config"]), str(path))
         scores = None if values["scores"] is None else unpack(values["scores"])
         result, error = values["result"], values["error"]
         if not (isinstance(result, dict) and isinstance(result["test"], float)) and not isinstance(error, str):
@@ -95,16 +94,6 @@ def _read(path: Path) -> Record:
         return Record(config, values["environment"], result, values["metrics"], scores, error)
     except (LookupError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is not the record of a run: {error}") from None
-
-
-def _completed(values: Any) -> Any:
-    """A config with the defaults of options that were not there when it was written."""
-    values = dict(values)
-    for name in PARTS:
-        options = section_options(name.removesuffix("_options"), values["task"], [values["mixer"]]).values()
-        defaults = {option.name: option.default for option in options if option.default is not REQUIRED}
-        values[name] = json.loads(json.dumps(defaults)) | values[name]
-    return values
 
 
 def thin(metrics: Sequence[dict[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def list_artifacts(scale: Scale, records: Records) -> Sheet:
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
             counts = ["1", "0"] if found else ["0", "1"]
-            sheet.rows.append([name, artifact.claim, *counts, "", found["verdict"] if found else MISSING, command])
+            sheet.rows.append([name, artifact.claim, *counts, "", found.verdict if found else MISSING, command])
             continue
         known = plan(artifact.cells(scale), scale, records)
         left = seconds_left(known, records)
@@ -43,7 +43,7 @@ def summary(scale: Scale, records: Records) -> Sheet:
         artifact = find_artifact(name)
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
-            verdict = found["verdict"] if found else MISSING
+            verdict = MISSING if found is None else f"{found.verdict}: {found.because}".removesuffix(": ")
         else:
             verdict = verdict_of(artifact, scale, records)
         if verdict not in (MISSING, "no claim"):
@@ -167,7 +167,7 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
             yield ""
-            yield f"**{found['verdict']}.** {' '.join(found['sentences'])}" if found else f"**{MISSING}**"
+            yield f"**{found.verdict}.** {' '.join(found.sentences)}" if found else f"**{MISSING}**"
         else:
             for sheet in study_sheets(artifact, scale, records):
                 yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())

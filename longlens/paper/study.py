@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from longlens.training.config import Config, load_recipe
 
 Scale = Literal["smoke", "mini", "paper"]
+Verdict = Literal["holds", "does not hold", "not decided"]
 
 # Appendix A: "a grid search over the range [1e-3, 1e-4]" and the rate of the S4 recipe, which is that of ours.
 RATES: Mapping[str, tuple[float, ...]] = {"smoke": (), "mini": (1e-3, 3e-3), "paper": (1e-3, 1e-4)}

@@ -52,7 +52,7 @@ from torch.nn import functional as F
 from longlens.errors import BadInput
 from longlens.options import Is, Seed
 from longlens.paper.figure1 import initial_kernels
-from longlens.paper.index import Computed
+from longlens.paper.index import Computed, Found
 from longlens.reports.sheet import Column, Sheet
 
 LOG_ZERO = -1000.0  # as a score; the largest of a row is at least -ln(L + 1), and exp(-746) is 0 in float64
@@ -259,7 +259,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return (a.to(wide) @ b.to(wide)).to(a.dtype)
 
 
-def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
+def _compute(results: Path) -> tuple[list[Any], Found]:
     sheet = reproduce_theorem()
     names = [column.name for column in sheet.columns]
     worst = max(float(row[names.index("float64")]) for row in sheet.rows)
@@ -272,7 +272,7 @@ def _compute(results: Path) -> tuple[list[Any], str, list[str]]:
         *sheet.notes[1:],
     ]
     verdict = "does not hold" if worst > 1e-10 or signed else "holds"
-    return [sheet], verdict, sentences
+    return [sheet], Found(verdict, "kernels with negative numbers, as S4's, need two heads", sentences)
 
 
 STUDY = Computed(

@@ -8,16 +8,14 @@ change it. The degrees of freedom are Satterthwaite's.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from longlens.paper.records import Record
+from longlens.paper.study import Verdict
 from longlens.training.run import higher_is_better
 
 LEVEL = 0.05  # a claim is decided if chance alone would give such a difference in fewer cases
-
-Verdict = Literal["holds", "does not hold", "not decided"]
 
 
 @dataclass(frozen=True)

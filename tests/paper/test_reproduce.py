@@ -11,7 +11,7 @@ import pytest
 
 from longlens.errors import BadInput
 from longlens.paper.drawing import draw_study
-from longlens.paper.index import ARTIFACTS, Computed, find_artifact
+from longlens.paper.index import ARTIFACTS, Computed, Found, find_artifact
 from longlens.paper.records import Records
 from longlens.paper.report import list_artifacts, study_sheets, write_results
 from longlens.paper.run import chosen_rate, plan, run_study, runs_of, verdict_of
@@ -133,7 +133,9 @@ def reported(study, monkeypatch):
     """The report of two artifacts."""
     from longlens.paper import report
 
-    computed = Computed("counted", "Counted", "here", "One is one.", lambda folder: (["one"], "holds", ["1 = 1."]))
+    computed = Computed(
+        "counted", "Counted", "here", "One is one.", lambda folder: (["one"], Found("holds", "", ["1 = 1."]))
+    )
     known = {"any": study, "counted": computed}
     monkeypatch.setattr(report, "ARTIFACTS", tuple(known))
     monkeypatch.setattr(report, "find_artifact", known.get)
