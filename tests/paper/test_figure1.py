@@ -4,7 +4,7 @@ import torch
 from longlens.cli import main
 from longlens.mixers.registry import create_mixer
 from longlens.paper.figure1 import draw_kernels, initial_kernels
-from longlens.reports import kernels
+from longlens.paper import figure1 as kernels
 
 SMALL = {"length": 33, "width": 8, "channels": 3, "seed": 0}
 
