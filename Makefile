@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev
 
 .PHONY: demo test test-fast fuzz check bench clean
 
-demo: $(CORE)  ## set up, then train LaS, LaS-chunk and a Transformer on ListOps, and rank them
+demo: $(CORE)  ## set up, then compare LaS with its formula, and try a claim of the paper
 	$(BIN)/longlens demo
 
 test: $(DEV)  ## set up, then run all tests but the fuzz (under ten minutes on two cores)
@@ -26,8 +26,8 @@ check: $(DEV)  ## lint, format, types, and the order of the rooms
 	$(BIN)/lint-imports
 
 bench: $(CORE)  ## the full attention benchmark (about forty minutes on two cores)
-	mkdir -p results
-	$(BIN)/longlens bench attention --out results/bench_attention.json
+	mkdir -p figures
+	$(BIN)/longlens bench attention --out figures/bench_attention.json
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'LongLens needs Python 3.11 or newer: make PYTHON=python3.11')"
@@ -40,4 +40,4 @@ $(DEV): $(CORE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) results build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) figures demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -76,19 +76,22 @@ def test_figures_eld_draws_a_picture(longlens, here, name):
 
 
 @pytest.mark.slow
-def test_the_demo_compares_with_the_formula_and_trains(longlens, here, monkeypatch):
+def test_the_demo_compares_with_the_formula_and_tries_a_claim(longlens, here, monkeypatch):
     from longlens import api
+    from longlens.cli import demo
 
-    compare = api.compare
-    small = {"recipe": "smoke", "steps": 2, "threads": 1, "task.sizes": [64, 16, 16]}
     monkeypatch.setattr(api, "_is_only_here", lambda config: True)
-    monkeypatch.setattr(api, "compare", lambda task, mixers, **more: compare(task, mixers, **small, **more))
+    monkeypatch.setattr(demo, "cores", lambda: 1)
+    monkeypatch.setattr(demo, "SMALL", demo.SMALL | {"steps": 4, "evaluate_every": 2, "task.sizes": (64, 16, 16)})
     said = longlens("demo", "--out", "there", "--runs", "my_runs", columns=80)
     assert said.code == 0, said.err
-    assert "longlens compare listops --mixers transformer las las-chunk --runs my_runs" in said.out
-    assert "the commonest answer alone is right in" in said.words
+    command = said.out[said.out.index("longlens compare") :].partition("\n\n")[0]
+    words = command.replace("\\\n", " ").split()[: 5 + 2 * len(demo.SMALL)]
+    assert words[:6] == ["longlens", "compare", "atomic-select", "--mixers", "transformer", "las"]
+    assert "forward and backward: plain attention" in said.words
+    assert "The paper has R² 0.971 with plain attention and 0.783 with LaS" in said.words
     assert (here / "there" / "eld.png").stat().st_size > 10_000
     rows = json.loads((here / "there" / "demo.json").read_text())
-    assert [row["mixer"] for row in rows] == ["transformer", "las", "las-chunk"]
-    assert len(list(here.glob("my_runs/listops/*/*/result.json"))) == 3
+    assert [(row["mixer"], row["seed"]) for row in rows] == [(m, s) for m in ("transformer", "las") for s in (0, 1)]
+    assert len(list(here.glob("my_runs/atomic-select/*/*/result.json"))) == 4
     assert max(map(len, said.out.splitlines())) <= 80
