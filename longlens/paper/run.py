@@ -13,12 +13,7 @@ from longlens.training.many import run_many
 from longlens.training.run import higher_is_better
 
 MISSING = "missing"  # instead of a verdict, while runs are
-WORDS = {
-    "holds": "hold",
-    "does not hold": "do not",
-    "not decided": "not decided",
-    MISSING: MISSING,
-}  # of several claims
+WORDS = {"holds": "hold", "does not hold": "do not", "not decided": "not decided", MISSING: MISSING}
 
 
 @dataclass
@@ -63,8 +58,7 @@ def _configs(cell: Cell, scale: Scale, records: Records) -> tuple[list[Config], 
     trials = _trials(tuned, scale)
     rate = chosen_rate(tuned, scale, records)
     if trials and rate is None:
-        own = [] if cell is tuned else [0]
-        return trials, cell.count(scale) - 1 + len(own)
+        return trials, cell.count(scale) - (cell is tuned)  # of the tuned one, the first seed is among the trials
     return [*trials, *(cell.config(scale, seed, rate) for seed in range(cell.count(scale)))], 0
 
 
@@ -126,9 +120,8 @@ def run_study(
     tried once, and the others go on."""
     tried: set[str] = set()
     while True:
-        ready = [
-            config for config in plan(study.cells(scale), scale, records).ready if str(config.values()) not in tried
-        ]
+        ready = plan(study.cells(scale), scale, records).ready
+        ready = [config for config in ready if str(config.values()) not in tried]
         if not ready:
             return
         tried |= {str(config.values()) for config in ready}
