@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
 from longlens.options import REQUIRED, Option, Seed, Size, nearest, options_of, shorten
-from longlens.tasks.base import SplitName, Task
+from longlens.tasks.base import Task
 from longlens.training.config import (
     SECTIONS,
     Config,
@@ -23,13 +21,13 @@ from longlens.training.config import (
     load_recipe,
     section_options,
 )
+from longlens.training.saved import Run as Run
+from longlens.training.saved import load_run as load_run
 
 if TYPE_CHECKING:
     import pandas
 
-    from longlens.models.model import Model
     from longlens.reports.sheet import Sheet
-    from longlens.training.evaluate import Evaluation
     from longlens.training.many import Outcome
 
 
@@ -257,7 +255,7 @@ class Result:
         return f"Result({self.config.mixer.name} on {self.config.task.title}: {self.metric} {self.test}, {self.folder})"
 
     @property
-    def run(self) -> "Run":
+    def run(self) -> Run:
         return load_run(self.folder)
 
 
@@ -290,9 +288,10 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Which is best and whether it may be chance; of a sweep, the best on the validation set."""
-        from longlens.reports.tables import choice, verdict
+        from longlens.reports.tables import beats_guessing, choice, verdict
 
-        return "\n".join(choice(self.outcomes) if self.choose else verdict(self.outcomes))
+        said = choice(self.outcomes) if self.choose else verdict(self.outcomes)
+        return "\n".join([*said, *beats_guessing(self.outcomes)])
 
     @property
     def failed(self) -> "list[Outcome]":
@@ -322,53 +321,3 @@ class Comparison:
 
     def _repr_markdown_(self) -> str:
         return str(self)
-
-
-def load_run(folder: Path | str) -> "Run":
-    """A run that is there, finished or not."""
-    from longlens.training.run import read_config
-
-    return Run(Path(folder), read_config(Path(folder)))
-
-
-@dataclass(frozen=True)
-class Run:
-    """The folder of a run, to read from."""
-
-    folder: Path
-    config: Config
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What ``result.json`` has; None before the run is finished."""
-        from longlens.training.run import read_result
-
-        return read_result(self.folder)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``: losses and evaluations by step."""
-        from longlens.training.run import read_metrics
-
-        return read_metrics(self.folder)
-
-    def model(self, checkpoint: str = "best", *, device: str = "cpu") -> "Model":
-        """The trained model of a checkpoint, ``"best"``, ``"last"`` or a step, ready to use."""
-        from longlens.training.evaluate import load_model
-
-        return load_model(self.folder, checkpoint, device)
-
-    def evaluate(self, split: SplitName = "test", checkpoint: str = "best", *, device: str = "auto") -> "Evaluation":
-        """The metric of a checkpoint on a whole split."""
-        from longlens.training.evaluate import evaluate_run
-
-        return evaluate_run(self.folder, split, checkpoint, device)
-
-    def predict(
-        self, inputs: Sequence[Any], *, checkpoint: str = "best", probabilities: bool = False, batch_size: int = 32
-    ) -> np.ndarray:
-        """What the model says about sequences of any lengths, (L,) tokens, or (L,) or (L, channels) numbers: class
-        numbers (or their probabilities), or numbers; for a language model the token that follows each."""
-        from longlens.training.evaluate import predict
-
-        return predict(self.model(checkpoint), inputs, probabilities=probabilities, batch_size=batch_size)

@@ -7,19 +7,27 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from longlens.errors import BadInput
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file beside its place, bring it to the disk, and rename it. Symbolic links are replaced, not followed."""
-    data = content.encode() if isinstance(content, str) else content
+    with open_atomic(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """The same for a file that is written piece by piece: it is there when all went well, and nothing is otherwise."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             os.fchmod(file.fileno(), default_mode())
             file.flush()
             os.fsync(file.fileno())

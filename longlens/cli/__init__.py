@@ -28,11 +28,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("longlens.cli.demo:demo", "Compare LaS with its formula, and train three models on ListOps."),
+    "demo": Command("longlens.cli.demo:demo", "Compare LaS with its formula, and try a claim of the paper."),
     "train": Command("longlens.cli.train:*train", "Train a model on a task; the same command resumes a stopped run."),
     "compare": Command("longlens.cli.train:*compare", "Train several mixers on a task, and rank them."),
     "sweep": Command("longlens.cli.train:*sweep", "Train all combinations of some values, and choose the best."),
-    "evaluate": Command("longlens.cli.train:evaluate", "Evaluate a checkpoint of a run on a whole split."),
+    "evaluate": Command("longlens.cli.train:evaluate", "Evaluate a checkpoint of a run on a split or a file."),
+    "predict": Command("longlens.cli.predict:predict", "Predict the labels of new sequences with a trained model."),
+    "explain": Command("longlens.cli.predict:explain", "Draw which part of a sequence decided its prediction."),
     "reproduce": Command("longlens.cli.reproduce:reproduce", "Reproduce tables, figures and theorems of the paper."),
     "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),
     "list tasks": Command("longlens.cli.lists:list_tasks", "List the tasks, and which are prepared."),

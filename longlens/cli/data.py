@@ -22,7 +22,9 @@ WORKERS = Option("workers", Size | None, None, "Processes that generate; by defa
 FORCE = Option("force", bool, False, "Make the set again, though it is there.")
 SPLIT = Option("split", SplitName, "train", "Split to show.")
 FIRST = Option("first", Count, 0, "Index of the first sample.")
-COUNT = Option("count", Size | None, None, "Number of samples; by default 2 texts or 24 pictures.")
+COUNT = Option(
+    "count", Size | None, None, "Number of samples; by default 2 texts, 24 pictures or 8 curves of each class."
+)
 PICTURE = Option("out", Path | None, None, "Picture to write; by default figures/TASK.png.")
 
 
@@ -54,6 +56,8 @@ def prepare(name: str, about: str, arguments: list[str]) -> list[str]:
         return [*lines, "its samples are made when they are used: nothing is stored"]
     details = task.prepared.details
     lines += [f"note: {details[kind]}" for kind in ("stand_in", "warning") if kind in details]
+    if "warnings" in details:
+        lines += [f"note: {warning}" for warning in task.prepared.detail("warnings", list[str])]
     origin = f" from {details['source']}" if "source" in details else ""
     made = f"was there already{origin}; --force makes it again" if there and not force else f"made in {seconds:.1f} s"
     return [*lines, f"{task.folder()}: {task.prepared.size() / 1e6:,.1f} MB, {made}"]
@@ -92,7 +96,7 @@ def _belongs(folder: Path, name: str) -> bool:
 
 
 def show(name: str, about: str, arguments: list[str]) -> list[Any]:
-    """Samples in a readable form: texts are printed, pictures written to a file."""
+    """Samples in a readable form: texts are printed, pictures and curves written to a file."""
     task, values = _read(name, about, arguments, SPLIT, FIRST, COUNT, PICTURE)
     split, first, count, out = (values.get(o.name, o.default) for o in (SPLIT, FIRST, COUNT, PICTURE))
     samples_of = task.split(split)
@@ -104,11 +108,13 @@ def show(name: str, about: str, arguments: list[str]) -> list[Any]:
         return samples_of.take(np.arange(first, min(first + (count or default), len(samples_of))))
 
     if task.picture(take(1), 0) is not None:
-        path = check_out(out or Path("results") / f"{task.name}.png")
+        path = check_out(out or Path("figures") / f"{task.name}.png")
         assert path is not None
         samples = take(24)
         _draw_sheet(task, samples, f"{task.title}, {split}, from sample {first}", path)
         return [f"{len(samples.targets)} samples of {task.title}, {split}: written to {path}"]
+    if task.name == "files" and task.spec.inputs == "real":
+        return [_draw_curves(task, split, first, count or 8, out or Path("figures") / "files.png")]
     if out is not None:
         raise BadInput(f"samples of {task.name} are not pictures: leave out --out")
     samples, parts = take(2), []
@@ -116,6 +122,16 @@ def show(name: str, about: str, arguments: list[str]) -> list[Any]:
         length = " and ".join(map(str, np.atleast_1d(samples.lengths[row]).tolist()))
         parts += [Rule(f"{task.title}, {split}, sample {first + row}, length {length}"), task.render(samples, row)]
     return parts
+
+
+def _draw_curves(task: Task, split: SplitName, first: int, count: int, path: Path) -> str:
+    from longlens.reports.curves import draw_curves
+    from longlens.tasks.files import Files
+
+    assert isinstance(task, Files)
+    curves, channels = task.curves(split, first, count)
+    drawn = f"{sum(map(len, curves.values()))} curves of {task.title}, {split}"
+    return f"{drawn}: {draw_curves(curves, channels, f'{task.title}, {split}', path)}"
 
 
 def _draw_sheet(task: Task, samples: Samples, title: str, path: Path) -> None:

@@ -88,11 +88,11 @@ def _beside_the_paper(comparison: api.Comparison) -> str:
 def _compare_cost(length: int = 2048, rounds: int = 5) -> str:
     """The best of some rounds in turn, forward and backward."""
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(1, 8, length, 32, generator=generator, requires_grad=True) for _ in range(3)]
+    query, key, value = (torch.randn(1, 8, length, 32, generator=generator, requires_grad=True) for _ in range(3))
     rates = decay_rates(8, 1e-3)
     kinds = {
-        "plain": lambda: scaled_dot_product_attention(*inputs, is_causal=True),
-        "LaS": lambda: las_attention(*inputs, decay=rates, smoothing=5),
+        "plain": lambda: scaled_dot_product_attention(query, key, value, is_causal=True),
+        "LaS": lambda: las_attention(query, key, value, decay=rates, smoothing=5),
     }
     best = dict.fromkeys(kinds, float("inf"))
     for _ in range(rounds):

@@ -42,7 +42,8 @@ def _describe(folder: Path) -> tuple[str, str, str]:
         prepared = store.Prepared(folder)
         sizes = prepared.details["sizes"]
         shown = " / ".join(f"{sizes[split]:,}" if split in sizes else "–" for split in tasks.SPLITS)
-        note = prepared.details.get("stand_in") or prepared.details.get("warning") or ""
+        details = prepared.details
+        note = details.get("stand_in") or details.get("warning") or "; ".join(details.get("warnings", ()))
         return shown, f"{prepared.size() / 1e6:,.0f}", str(note)
     except (store.CacheError, BadInput, KeyError, TypeError, ValueError, AttributeError):
         return "", "", "damaged: make it again with --force"

@@ -178,24 +178,30 @@ def evaluate(
     run: Path,
     *,
     split: Literal["train", "valid", "test"] = "test",
+    data: Path | None = None,
     checkpoint: str = "best",
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> list[Any]:
-    """Evaluate a checkpoint of a run on a whole split.
+    """Evaluate a checkpoint of a run on a whole split, or on another file.
 
     Args:
         run: Folder of the run.
         split: Split to evaluate on.
+        data: File of labeled sequences to evaluate on instead, in one of the formats of training; it is scaled and
+            encoded as the training set was.
         checkpoint: Checkpoint to evaluate: best, last, or a step.
         device: Device to run on; auto is a GPU if there is one.
     """
-    from longlens.training.evaluate import evaluate_run
+    if data is None:
+        from longlens.training.evaluate import evaluate_run
 
-    found = evaluate_run(run, split, checkpoint, device)
+        found = evaluate_run(run, split, checkpoint, device)
+    else:
+        found = api.load_run(run).evaluate_file(data, checkpoint, device=device)
     if int(os.environ.get("RANK", "0")) > 0:
         return []
     lines = [
-        f"{found.config.mixer.name} on {found.config.task.title}, {split} ({found.samples:,} samples), "
+        f"{found.config.mixer.name} on {found.config.task.title}, {found.split} ({found.samples:,} samples), "
         f"step {found.step:,}: {found.metric} {found.value:.4f}, loss {found.loss:.4f}"
     ]
     if found.change_by_later_tokens is not None:

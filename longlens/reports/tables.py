@@ -6,14 +6,25 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longlens.errors import BadInput, LongLensError
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import higher_is_better, read_config, read_environment, read_result, show_metric
+from longlens.training.run import (
+    higher_is_better,
+    read_config,
+    read_environment,
+    read_result,
+    read_scores,
+    show_metric,
+)
 
+if TYPE_CHECKING:
+    from longlens.reports.baselines import Baseline
+
+LEVEL = 0.05  # chance alone would do as well in fewer cases
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 RANKS = {"test": 0, "valid": 1, "last": 6, "params": 2, "steps": 7, "tokens/s": 4, "memory": 5, "time": 3}
 
@@ -86,6 +97,9 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
         cells.append(f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB")
         cells.append(f"{mean(result['seconds'] for result in done):,.0f} s")
         sheet.rows.append(cells)
+    for baseline in _baselines(outcomes) if results else ():
+        shown = show_metric(results[0]["metric"], baseline.value)
+        sheet.rows.append([baseline.name, *[""] * len(different), shown, *[""] * (len(RANKS) - 1)])
     if results:
         sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
     sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
@@ -127,6 +141,50 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
         yield line
     if min(len(best), len(next_best)) == 1:
         yield "one seed each: another seed may order them otherwise (--seeds 0 1 2)"
+
+
+def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
+    """Whether the best on the validation set is better than what needs no model, on the test set. It is chosen before
+    the test set is looked at, so that the number of layers does not matter."""
+    found = _baselines(outcomes)
+    ranked = _ranked(outcomes, "valid") if found else []
+    if not ranked:
+        return
+    best = max(ranked[0], key=lambda outcome: _sign(_metric(ranked[0])) * (outcome.result or {})["valid"])
+    metric, test = _metric(ranked[0]), (best.result or {})["test"]
+    name = _named(best.config, changing([outcome.config for outcome in outcomes]))
+    chance, right = found[0], read_scores(best.folder)
+    shown = f"{show_metric(metric, test)}, and the {chance.name} {show_metric(metric, chance.value)}"
+    if metric == "accuracy" and right is not None and chance.right is not None and len(right) == len(chance.right):
+        from scipy.stats import binomtest  # half a second to import
+
+        gained, lost = int((right > chance.right).sum()), int((right < chance.right).sum())
+        p = binomtest(gained, gained + lost, alternative="greater").pvalue if gained + lost else 1.0
+        beats = p < LEVEL
+        shown += f" (p = {p:.2g})"
+    else:
+        beats = _sign(metric) * (test - chance.value) > 0
+    if not beats:
+        yield f"nothing beats guessing: {name}, the best on validation, has {shown} on the test set"
+        return
+    yield f"{name}, the best on validation, beats guessing: {shown} on the test set"
+    for other in found[1:]:
+        if _sign(metric) * (test - other.value) <= 0:
+            yield f"but a {other.name} is as good: {show_metric(metric, other.value)}"
+
+
+def _baselines(outcomes: list[Outcome]) -> "list[Baseline]":
+    """On the test samples of the runs; none if these are not the same for all, or if the data is not there."""
+    tasks = {(outcome.config.task, outcome.config.training.test_samples) for outcome in outcomes}
+    if len(tasks) > 1 or not outcomes[0].config.task.is_prepared():
+        return []
+    from longlens.reports.baselines import baselines  # and torch, which a list of runs does not wait for
+
+    return baselines(*tasks.pop())
+
+
+def _sign(metric: str) -> int:
+    return 1 if higher_is_better(metric) else -1
 
 
 def choice(outcomes: list[Outcome]) -> Iterator[str]:

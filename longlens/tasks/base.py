@@ -109,6 +109,11 @@ class Task(Options, ABC):
         """The symbols of the tokens, if its inputs are tokens."""
         return None
 
+    def codec(self) -> dict[str, Any]:
+        """How raw sequences become inputs, and what outputs are called: a ``longlens.data.codec.Codec`` is made of it,
+        perhaps where the data is no longer there."""
+        return {"form": "real"} if self.spec.inputs == "real" else {"form": "tokens", "symbols": self.vocabulary()}
+
     def fingerprint(self) -> str:
         """Identifies the data: a result belongs to it."""
         return f"{self.name}-{self.version}"

@@ -1,37 +1,52 @@
-"""Your own sequences: a folder of CSV, JSONL or .npy files becomes a task.
+"""Your own sequences: a folder of CSV, JSONL, .npy, Parquet or Arrow files becomes a task.
 
 The folder has ``train``, ``valid`` and ``test`` files, or fewer: what is missing is held out of the training set, where
 a sample of each class stays. A single file may have any name, and is cut into three. Formats:
 
-- ``train.csv``: a header with a column ``label``. The sequence is in the column ``input`` (text, or numbers with spaces
-  between them), or in all other columns, a number each, where empty cells at the end make it shorter.
+- Tables: ``train.csv`` (cells between commas, semicolons or tabs, which is found), ``train.tsv``, and with pyarrow
+  ``train.parquet``, ``train.arrow`` or ``train.feather``. A header has the names of the columns, one of which is
+  ``label`` (or the option ``label_column``). The sequence of a row is in the column ``input`` (text, or numbers with
+  spaces between them), or in all other columns, or those of the option ``columns``, a number each, where empty cells at
+  the end make it shorter.
+- Tables in long form have a row for each time step: ``group_column`` says to which sequence it belongs, all other
+  columns are channels, ``time_column`` gives their order, and the label is the same in all rows of a sequence. They are
+  read in one go if the rows of a sequence follow each other.
 - ``train.jsonl``: an object a line, ``{"input": …, "label": …}``. The input is a text, a list of numbers, or a list of
   lists of numbers (channels).
 - ``train.inputs.npy`` (N, L) or (N, L, C), ``train.labels.npy`` (N,), and ``train.lengths.npy`` (N,) if they differ.
+
+In Python, ``create_task("files", frame=…)`` takes a pandas DataFrame, or a pair (inputs, labels) of arrays or lists,
+instead of a path; it is stored in the cache folder.
 """
 
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, Stream, as_tokens
-from longlens.data.readers import Records, companions, find_files, read_records
-from longlens.data.store import Details, Writer, expand
+from longlens.data.readers import Layout, Records, companions, find_files, read_records
+from longlens.data.screening import screen
+from longlens.data.store import Details, Prepared, Writer, expand
 from longlens.errors import BadInput
 from longlens.options import Fraction, Seed, Size, shorten
 from longlens.tasks.base import Head, Length, Spec, StoredTask, register
 
 SPECIALS = ("<pad>", "<unk>")  # before the values of a vocabulary
 UNK = 1
+DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}  # by names that can be typed
 
 
 @register("files")
 @dataclass(frozen=True, kw_only=True)
 class Files(StoredTask):
-    """Your own sequences, from a folder of CSV, JSONL or .npy files.
+    """Your own sequences, from a folder of CSV, JSONL, .npy, Parquet or Arrow files.
 
     Args:
         path: Folder with the files, or one file.
@@ -44,6 +59,13 @@ class Files(StoredTask):
         valid_share: Fraction of the training set held out for validation, if there is no file of it.
         test_share: Fraction of the training set held out for the test, if there is no file of it.
         seed: Seed that decides which samples are held out.
+        label_column: Column with the labels.
+        input_column: Column with whole sequences, if there is one of this name.
+        ignore: Columns of a table to leave out.
+        columns: Columns of a table that are the sequence, or its channels; by default all others.
+        delimiter: Character between the cells of a text table, or tab; by default a comma, semicolon or tab is found.
+        group_column: Column that names the sequence of each row, in a table with a row for each time step.
+        time_column: Column with the time of each row (numbers or dates), by which the rows of a group are sorted.
     """
 
     path: str
@@ -54,6 +76,13 @@ class Files(StoredTask):
     valid_share: Fraction = 0.1
     test_share: Fraction = 0.1
     seed: Seed = 0
+    label_column: str = "label"
+    input_column: str = "input"
+    ignore: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    delimiter: str | None = None
+    group_column: str | None = None
+    time_column: str | None = None
 
     summary: ClassVar[str] = "your own sequences: a folder of CSV, JSONL or .npy files"
     origin: ClassVar[str] = "your own files"
@@ -66,6 +95,54 @@ class Files(StoredTask):
         valid, test = self.valid_share, self.test_share
         if valid + test >= 1:
             raise BadInput(f"valid_share and test_share must be below 1 together, got {valid} and {test}")
+        if self.delimiter is not None:
+            object.__setattr__(self, "delimiter", DELIMITERS.get(self.delimiter.lower(), self.delimiter))
+            if len(self.delimiter) != 1 or self.delimiter.isalnum() or self.delimiter in '\r\n\0"+-._\ufeff':
+                given = f"got {shorten(self.delimiter)}"
+                raise BadInput(f"delimiter must be one character that is in no number, or tab, {given}")
+        if self.time_column is not None and self.group_column is None:
+            raise BadInput("time_column is for tables with a row for each time step: give group_column as well")
+        single = (self.label_column, self.group_column, self.time_column)
+        given = [name for name in (*single, *self.columns, *self.ignore) if name is not None]
+        for name in given:
+            if not name or given.count(name) > 1:
+                options = "label_column, group_column, time_column, columns and ignore"
+                raise BadInput(
+                    f"{options} must name different columns, got {shorten(name)!r}{' twice' if name else ''}"
+                )
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any], what: str) -> Self:
+        if "frame" in values:
+            from longlens.data.frames import store_frame
+
+            if "path" in values:
+                raise BadInput(f"{what} needs 'path' or 'frame', got both")
+            options = {name: value for name, value in values.items() if name != "frame"}
+            values = options | {"path": str(store_frame(values["frame"], options))}
+        return super().make(values, what)
+
+    @property
+    def layout(self) -> Layout:
+        """Which columns are what."""
+        return Layout(
+            self.label_column,
+            self.input_column,
+            self.ignore,
+            self.columns,
+            self.delimiter,
+            self.group_column,
+            self.time_column,
+        )
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The stored set. What looks wrong in it is said when its first use makes it; 'data prepare' says it, too."""
+        is_new = not self.is_prepared()
+        prepared = super().prepared
+        for warning in notes(prepared.details) if is_new else ():
+            print(f"longlens: {self.title}: {warning}", file=sys.stderr, flush=True)
+        return prepared
 
     @property
     def spec(self) -> Spec:
@@ -97,19 +174,41 @@ class Files(StoredTask):
         stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         options = self.values() | {"path": str(Path(self.path).resolve())}
         del options["max_length"]  # sequences are stored whole
+        for name in Layout.__dataclass_fields__:
+            if options.get(name) == getattr(Layout, name):  # as before there were such options
+                del options[name]
         return {"version": 1, "files": stamps, **options}
+
+    def codec(self) -> dict[str, Any]:
+        prepared = self.prepared
+        names = ("mean", "deviation", "classes", "label_mean", "label_deviation", "symbols", "layout")
+        known = {name: prepared.details[name] for name in names if name in prepared.details}
+        known["cut"] = self.max_length is not None
+        if self.vocabulary() is None:
+            return {"form": "real", **known}
+        form = "characters" if prepared.detail("text", bool) else "values"
+        return {"form": form, "specials": len(SPECIALS), "unknown": UNK, **known}
 
     def check_source(self, source: Path) -> None:
         raise BadInput("the task 'files' reads its own --path: leave out --from")
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         found = find_files(Path(self.path))
-        tables = {split: read_records(found[split]) for split in SPLITS if split in found}
+        tables = {"train": read_records(found["train"], self.layout)}
+        layout = tables["train"].layout
+        for split in SPLITS[1:]:
+            if split in found:
+                tables[split] = read_records(found[split], layout if self.group_column else self.layout)
+                columns = tables[split].layout.columns
+                if columns != layout.columns and set(columns) == set(layout.columns):
+                    tables[split] = read_records(found[split], layout)  # the same columns in the same order
         for split, table in tables.items():
             if table.kind != tables["train"].kind:
                 kinds = f"{found[split]} has {table.kind} as inputs, but {found['train'].name} {tables['train'].kind}"
                 raise BadInput(f"{kinds}; they must be of one kind")
+        numeric = not any(isinstance(label, str) for label in tables["train"].labels)
         label_details, tables = self._encode_labels(tables)
+        all_train = tables["train"]
         tables = self._hold_out(tables, len(label_details.get("classes", [])))
         input_details, inputs = self._encode_inputs(tables)
         targets = {split: table.labels for split, table in tables.items()}
@@ -119,7 +218,12 @@ class Files(StoredTask):
             writer.append(split, values=inputs[split], lengths=tables[split].lengths, labels=targets[split])
         longest = max(int(table.lengths.max()) for table in tables.values())
         sizes = {split: len(tables[split].lengths) for split in SPLITS}
-        return {"sizes": sizes, "max_length": longest, "source": self.path, **input_details, **label_details}
+        details = {"sizes": sizes, "max_length": longest, "source": self.path, **input_details, **label_details}
+        details["layout"] = layout.to_json()
+        unasked = self.inputs == "auto" and "text" in details and not details["text"] and "warning" not in details
+        symbols = details["size"] - len(SPECIALS) if unasked else 0
+        details["warnings"] = screen(all_train, details.get("classes", ()), numeric_classes=numeric, symbols=symbols)
+        return details
 
     def _encode_labels(self, tables: dict[str, Records]) -> tuple[Details, dict[str, Records]]:
         """Labels as float64, or as int64 places in the list of classes."""
@@ -208,6 +312,33 @@ class Files(StoredTask):
             target = prepared.detail("classes", list[str])[target]
         return f"{shown}\n= {target}"
 
+    def curves(self, split: SplitName, first: int, count: int) -> tuple[dict[str, list[np.ndarray]], list[str]]:
+        """So many sequences (L, C) of each class from a sample on, as they were before scaling, and the names of their
+        channels. Numbers to be predicted are cut into three classes of equal size."""
+        prepared = self.prepared
+        labels, sequences = np.asarray(prepared.array(split, "labels")), self.load(split, 0)
+        if "classes" in prepared.details:
+            names = [f"class {name}" for name in prepared.detail("classes", list[str])]
+        else:
+            mean, deviation = prepared.detail("label_mean", float), prepared.detail("label_deviation", float)
+            bounds = np.quantile(labels, [0, 1 / 3, 2 / 3, 1])
+            ends = [f"{end * deviation + mean:.3g}" for end in bounds]
+            names = [f"labels from {low} to {high}" for low, high in pairwise(ends)]
+            labels = np.searchsorted(bounds[1:3], labels)
+        found = {}
+        scale, shift = (np.array(prepared.detail(name, list[float])) for name in ("deviation", "mean"))
+        for place, name in enumerate(names):
+            rows = first + np.flatnonzero(labels[first:] == place)[:count]
+            if len(rows):
+                taken = sequences.take(rows)
+                found[name] = [
+                    row[:length] * scale + shift for row, length in zip(taken.inputs, taken.lengths, strict=True)
+                ]
+        is_old = "layout" not in prepared.details  # made before there were layouts
+        layout = Layout() if is_old else Layout.from_json(prepared.detail("layout", dict[str, Any]))
+        is_long = layout.group_column is not None
+        return found, list(layout.columns) if is_long else [f"channel {i + 1}" for i in range(len(scale))]
+
 
 def _tokens(values: dict[str, np.ndarray], text: bool) -> tuple[Details, dict[str, np.ndarray]]:
     """Places in the vocabulary, which has the values of the training set."""
@@ -220,5 +351,11 @@ def _tokens(values: dict[str, np.ndarray], text: bool) -> tuple[Details, dict[st
     details: Details = {"inputs": "tokens", "size": len(symbols), "symbols": symbols, "text": text}
     unknown = max(float((tokens == UNK).mean()) for tokens in encoded.values())
     if unknown > 0.01 and not text:
-        details["warning"] = f"{unknown:.0%} of a split is not in training; inputs='real' is for quantities"
+        missing = f"{unknown:.0%} of a split is not in training"
+        details["warning"] = f"{missing}; if the whole numbers are quantities, use --inputs real"
     return details, encoded
+
+
+def notes(details: Details) -> list[str]:
+    """The warnings about a set."""
+    return [*filter(None, [details.get("warning")]), *details.get("warnings", ())]

@@ -53,6 +53,9 @@ class ImageTask(TrainTestTask):
 
     side: ClassVar[int]  # of the images that are stored
     data: ClassVar[str]  # the name of the set
+    mean: ClassVar[float] = 0.0  # which pixels are freed of
+    deviation: ClassVar[float] = 255.0
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
     checksums: ClassVar[Mapping[str, str]]  # sha256 of the pixels and then the labels of each file
 
     def __post_init__(self) -> None:
@@ -78,6 +81,12 @@ class ImageTask(TrainTestTask):
     def transform(self, pixels: np.ndarray) -> np.ndarray:
         """Bytes (B, L) to one channel (B, L, 1)."""
         return as_shades(pixels)
+
+    def codec(self) -> dict[str, Any]:
+        """Of pixels from 0 to 255, row by row."""
+        order = None if self.order is None else self.order.tolist()
+        scaling = {"mean": [self.mean], "deviation": [self.deviation]}
+        return {"form": "real", **scaling, "order": order, "classes": list(self.classes)}
 
     def write(self, writer: Writer, split: str, files: Iterable[tuple[np.ndarray, np.ndarray]], place: object) -> None:
         """Store the pixels (N, L) and labels (N,) of a split, if they are those of the official set."""
@@ -179,6 +188,9 @@ class Cifar(ImageTask):
     sizes: ClassVar[Mapping[str, int]] = {"train": 50_000, "test": 10_000}
     side: ClassVar[int] = 32
     data: ClassVar[str] = "CIFAR-10"
+    mean: ClassVar[float] = MEAN
+    deviation: ClassVar[float] = DEVIATION
+    classes: ClassVar[tuple[str, ...]] = CIFAR_CLASSES
     checksums: ClassVar[Mapping[str, str]] = {
         "train": "ba050e58bb874b081f77dab76537085cd66c7778dbfbc20c17ea7104cb8b50e5",
         "test": "b9698215d9a6d2228321c682cef103cb1a55961ab5f8a0144fba5ff31788d276",

@@ -116,6 +116,9 @@ class Text8(_Bytes):
     def vocabulary(self) -> list[str]:
         return list(TEXT8_SYMBOLS)
 
+    def codec(self) -> dict[str, Any]:
+        return {"form": "characters", "symbols": self.vocabulary()}
+
     def encode(self, data: np.ndarray) -> np.ndarray:
         table = np.full(256, 255, dtype=np.uint8)
         table[[ord(symbol) for symbol in TEXT8_SYMBOLS]] = np.arange(len(TEXT8_SYMBOLS))
@@ -143,6 +146,9 @@ class Enwik8(_Bytes):
 
     def vocabulary(self) -> list[str]:
         return [f"<{byte:02x}>" for byte in range(256)]
+
+    def codec(self) -> dict[str, Any]:
+        return {"form": "bytes", "symbols": self.vocabulary()}
 
     def decode(self, ids: np.ndarray) -> str:
         return bytes(ids.tolist()).decode(errors="replace")
@@ -187,6 +193,11 @@ class _WikiText(LanguageTask):
     def vocabulary(self) -> list[str]:
         """All words, most frequent first."""
         return self.prepared.array("train", "words").tobytes().decode().split("\n")
+
+    def codec(self) -> dict[str, Any]:
+        words = self.vocabulary()
+        unknown = words.index("<unk>") if "<unk>" in words else None
+        return {"form": "words", "symbols": words, "unknown": unknown, "knows_unknown": unknown is not None}
 
     def decode(self, ids: np.ndarray) -> str:
         words = self.vocabulary()

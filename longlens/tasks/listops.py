@@ -29,6 +29,7 @@ EOS, ZERO, MIN, MAX, MED, SM, CLOSE = (
 DIGIT_PROBABILITY = 0.75  # of a node below the root
 MOST_NODES = 10_000_000  # of a level of all trees that grow together: more take minutes and gigabytes
 MOST_INDENTED = 40  # levels of a drawn tree
+REPLACED = (("(", " "), (")", " "), ("]", " X "))  # in a written expression, before it is split into symbols
 FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")  # of the arena's release
 _IDS = {symbol: index for index, symbol in enumerate(VOCABULARY)}
 
@@ -83,6 +84,16 @@ class ListOps(ReleasedTask):
 
     def vocabulary(self) -> list[str]:
         return list(VOCABULARY)
+
+    def codec(self) -> dict[str, Any]:
+        return {
+            "form": "words",
+            "symbols": self.vocabulary(),
+            "specials": ZERO,
+            "end": EOS,
+            "replace": REPLACED,
+            "classes": list("0123456789"),
+        }
 
     def identity(self) -> dict[str, Any]:
         if self.release:
@@ -277,9 +288,10 @@ def evaluate_reference(tokens: Sequence[str]) -> int:
 
 def tokenize(text: str) -> np.ndarray:
     """The tokens of a written expression: parentheses are deleted, ``]`` becomes ``X``, brackets are never dropped."""
-    symbols = text.replace("(", " ").replace(")", " ").replace("]", " X ").split()
+    for old, new in REPLACED:
+        text = text.replace(old, new)
     try:
-        return np.array([_IDS[symbol] for symbol in symbols], dtype=np.uint8)
+        return np.array([_IDS[symbol] for symbol in text.split()], dtype=np.uint8)
     except KeyError as error:
         raise BadInput(f"{shorten(error.args[0])!r} is not a symbol of ListOps") from None
 

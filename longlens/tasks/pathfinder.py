@@ -24,6 +24,7 @@ from longlens.options import Even, Is, shorten
 from longlens.progress import progress
 from longlens.tasks.base import ReleasedTask, Spec, register
 
+CLASSES = ("two curves", "one curve")
 HARD = "curv_contour_length_14"  # the folder of the hard images in the arena's release
 LONGEST = 1 << 20  # bytes of an image of the release, far above that of any
 MOST_METADATA = 1 << 24  # bytes of a file of metadata
@@ -73,6 +74,10 @@ class Pathfinder(ReleasedTask):
         pixels, labels = (self.prepared.array(name, key) for key in ("values", "labels"))
         return Images(pixels.reshape(len(labels), -1), labels, as_shades)
 
+    def codec(self) -> dict[str, Any]:
+        """Of pixels from 0 to 255, row by row."""
+        return {"form": "real", "deviation": [255.0], "classes": list(CLASSES)}
+
     def identity(self) -> dict[str, Any]:
         if not self.release:
             return super().identity()
@@ -115,7 +120,7 @@ class Pathfinder(ReleasedTask):
         return Shard(images.ravel(), np.full(len(labels), self.size**2, dtype=np.int64), labels)
 
     def render(self, samples: Samples, row: int) -> str:
-        return ("two curves", "one curve")[samples.targets[row]]
+        return CLASSES[samples.targets[row]]
 
     def picture(self, samples: Samples, row: int) -> np.ndarray:
         return samples.inputs[row, :, 0].reshape(self.size, self.size)

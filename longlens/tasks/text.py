@@ -23,6 +23,7 @@ from longlens.tasks.base import EndedLength, Head, Spec, StoredTask, TrainTestTa
 SPECIALS = ("<pad>", "<unk>", "<eos>")
 PAD, UNK, EOS = range(3)
 UNICODE = 0x110000
+SENTIMENTS = ("negative", "positive")
 IMDB = Remote(
     "aclImdb_v1.tar.gz",
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
@@ -70,6 +71,10 @@ class Text(TrainTestTask):
             return [*SPECIALS, *(f"<{byte:02x}>" for byte in range(256))]
         return self.prepared.detail("symbols", list[str])
 
+    def codec(self) -> dict[str, Any]:
+        form = "bytes" if self.level == "bytes" else "characters"
+        return {**_codec(self.vocabulary()), "form": form, "classes": list(SENTIMENTS)}
+
     def stored(self, name: Literal["train", "test"]) -> Sequences:
         return self.sequences(name, max_length=self.max_length, end=EOS)
 
@@ -114,7 +119,7 @@ class Text(TrainTestTask):
             text = bytes(i - len(SPECIALS) for i in ids.tolist() if i >= len(SPECIALS)).decode(errors="replace")
         else:
             text = shown(ids, self.vocabulary())
-        return f"{text}\n= {('negative', 'positive')[samples.targets[row]]}"
+        return f"{text}\n= {SENTIMENTS[samples.targets[row]]}"
 
 
 Reviews = dict[tuple[str, str], list[tuple[int, str]]]
@@ -168,6 +173,9 @@ class Retrieval(StoredTask):
     def vocabulary(self) -> list[str]:
         return self.prepared.detail("symbols", list[str])
 
+    def codec(self) -> dict[str, Any]:
+        return {**_codec(self.vocabulary()), "form": "characters", "classes": ["neither cites the other", "one cites"]}
+
     def identity(self) -> dict[str, Any]:
         return {"data": "aan", "version": 1, "min_count": self.min_count, "stand_in": self.stand_in}
 
@@ -202,6 +210,12 @@ class Retrieval(StoredTask):
         symbols, pair = self.vocabulary(), zip(samples.inputs[row], samples.lengths[row], strict=True)
         texts = "\n--\n".join(shown(ids[:length], symbols) for ids, length in pair)
         return f"{texts}\n= {'one' if samples.targets[row] else 'neither'} cites the other"
+
+
+def _codec(symbols: list[str]) -> dict[str, Any]:
+    """Of texts that are cut, then ended; rare characters of the training set are unknown, so that others may be."""
+    known = {"specials": len(SPECIALS), "unknown": UNK, "knows_unknown": True}
+    return {"symbols": symbols, "end": EOS, "cut": True, **known}
 
 
 def _read_pairs(source: Source, file: str) -> Iterator[tuple[list[str], np.ndarray]]:

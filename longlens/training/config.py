@@ -166,9 +166,10 @@ class Config:
             flat |= {f"{section.removesuffix('_options')}.{key}": value for key, value in values[section].items()}
         return flat
 
-    def digest(self, fingerprint: str) -> str:
+    def digest(self, fingerprint: str, without: Iterable[str] = ()) -> str:
         """The name of its folder: another one if any number or the data is another."""
-        text = json.dumps([self.values(), fingerprint], sort_keys=True)
+        values = {name: value for name, value in self.values().items() if name not in without}
+        text = json.dumps([values, fingerprint], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

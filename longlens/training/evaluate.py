@@ -1,13 +1,11 @@
-"""The metric and the loss of a model on a split; what a saved model says."""
+"""The metric and the loss of a saved model on a split."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longlens.data.datasets import Batches, Subset, bigram_bits
 from longlens.errors import BadInput, RunError
@@ -17,7 +15,7 @@ from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config, Runtime
 from longlens.training.machine import choose_threads, join_processes, use_threads
 from longlens.training.open_run import TrainState
-from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result
+from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result, read_task
 from longlens.training.step import evaluate
 
 
@@ -36,10 +34,10 @@ def change_by_later_tokens(model: nn.Module, task: Task) -> float:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A checkpoint of a run on a whole split."""
+    """A checkpoint of a run on a whole split, or on a file."""
 
     config: Config
-    split: SplitName
+    split: str  # or the name of the file
     samples: int
     step: int
     metric: str
@@ -59,7 +57,7 @@ def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "bes
     task, path = config.task, find_checkpoint(run, checkpoint)
     threads, _ = choose_threads(None, run.last_threads())
     with use_threads(threads), join_processes(Runtime.make({"device": device}, "the runtime")) as processes:
-        model = load_checkpoint(config, path, processes.device)
+        model = load_checkpoint(config, task.spec, path, processes.device)
         value, loss, _ = evaluate(model, task, split, config.training, processes)
         change = bigram = None
         if task.spec.head == "language":
@@ -74,17 +72,17 @@ def load_model(folder: Path, checkpoint: str = "best", device: str = "cpu") -> M
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
     path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
-    return load_checkpoint(config, path, torch.device(device))
+    return load_checkpoint(config, read_task(folder, config.task)[0], path, torch.device(device))
 
 
-def load_checkpoint(config: Config, path: Path, device: torch.device) -> Model:
+def load_checkpoint(config: Config, spec: Spec, path: Path, device: torch.device) -> Model:
     try:
         found = checkpoints.read(path)
     except checkpoints.DamagedError as error:
         raise RunError(f"checkpoint {path} is damaged: {error}") from None
     with torch.random.fork_rng(devices=[]):  # some layers draw numbers that are in no checkpoint
         torch.manual_seed(config.training.seed)
-        model = Model(config.task.spec, config.mixer, config.model).to(device)
+        model = Model(spec, config.mixer, config.model).to(device)
     checkpoints.check(found, path, model, with_optimizer=False)
     checkpoints.restore(found, model)
     return model.eval()
@@ -113,62 +111,3 @@ def _best_so_far(newest: Path) -> int | None:
         return TrainState.from_json(checkpoints.read_state(newest)["progress"]).best_step
     except (ValueError, OSError) as error:
         raise RunError(f"checkpoint {newest} is damaged ({error}): choose another one, or resume the run") from None
-
-
-@torch.no_grad()
-def predict(model: Model, inputs: Sequence[Any], *, probabilities: bool = False, batch_size: int = 32) -> np.ndarray:
-    """What a model says about sequences of any lengths: the numbers of classes (or their probabilities), or numbers;
-    for a language model the token that follows each.
-
-    Args:
-        model: Model of a run, as ``load_model`` gives it.
-        inputs: Sequences of token numbers (L,), or of real numbers (L,) or (L, channels); pairs of them for pairs.
-        probabilities: Return the probabilities of all classes or tokens.
-        batch_size: Sequences at a time.
-    """
-    spec = model.spec
-    if batch_size < 1:
-        raise BadInput(f"batch_size must be at least 1, got {batch_size}")
-    if probabilities and spec.head == "regress":
-        raise BadInput("probabilities must be False for a task whose answers are numbers, got True")
-    pairs = spec.head == "match"
-    rows: list[Tensor] = []
-    for index, given in enumerate(inputs):
-        if pairs and len(given) != 2:
-            raise BadInput(f"inputs[{index}] must be a pair of sequences, got {len(given)}")
-        rows += [_read_sequence(row, spec, f"inputs[{index}]") for row in (given if pairs else [given])]
-    size, device, found = (2 if pairs else 1) * batch_size, next(model.parameters()).device, []
-    for first in range(0, len(rows), size):
-        lengths = torch.tensor([len(row) for row in rows[first : first + size]])
-        padded = nn.utils.rnn.pad_sequence(rows[first : first + size], batch_first=True)  # (B, L, …)
-        mask = torch.arange(padded.shape[1]) < lengths[:, None]
-        last = (lengths - 1).to(device)
-        if pairs:
-            padded, mask = padded.unflatten(0, (-1, 2)), mask.unflatten(0, (-1, 2))
-        outputs = model(padded.to(device), None if mask.all() else mask.to(device)).float()
-        if spec.head == "language":
-            outputs = outputs[torch.arange(len(outputs), device=device), last]
-        if spec.head != "regress":
-            outputs = outputs.softmax(dim=-1) if probabilities else outputs.argmax(dim=-1)
-        found.append(outputs.cpu().numpy())
-    return np.concatenate(found) if found else np.zeros(0)
-
-
-def _read_sequence(row: Any, spec: Spec, name: str) -> Tensor:
-    """One sequence as (L,) tokens or (L, C) numbers."""
-    try:
-        array = np.asarray(row)
-        numbers = array.astype(np.int64 if spec.inputs == "tokens" else np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise BadInput(f"{name} must be a sequence of numbers, got {type(row).__name__}") from None
-    if spec.inputs == "tokens":
-        if numbers.ndim != 1 or not len(numbers) or not np.array_equal(numbers, array):
-            raise BadInput(f"{name} must be a sequence of token numbers, got an array of shape {array.shape}")
-        if numbers.min() < 0 or numbers.max() >= spec.size:
-            raise BadInput(f"{name} must have tokens from 0 to {spec.size - 1}, got {numbers.min()} to {numbers.max()}")
-        return torch.from_numpy(numbers)
-    if numbers.ndim == 1:
-        numbers = numbers[:, None]
-    if numbers.ndim != 2 or not len(numbers) or numbers.shape[1] != spec.size or not np.isfinite(numbers).all():
-        raise BadInput(f"{name} must be finite numbers of shape (length, {spec.size}), got shape {array.shape}")
-    return torch.from_numpy(numbers)

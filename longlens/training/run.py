@@ -1,8 +1,9 @@
 """A run is a folder.
 
-``config.json``, ``identity.json`` (a digest of the config and the fingerprint of the data), ``environment.json`` (an
-entry for each time it was started), ``metrics.jsonl``, ``checkpoints/``, ``scores.npy`` (of each test sample) and,
-written last, ``result.json``. The same config is the same folder: a finished run is not run again, an unfinished one
+``config.json``, ``identity.json`` (a digest of the config and the fingerprint of the data), ``task.json`` (what its
+inputs and outputs mean, so that the model can be used without its data), ``environment.json`` (an entry for each time
+it was started), ``metrics.jsonl``, ``checkpoints/``, ``scores.npy`` (of each test sample) and, written last,
+``result.json``. The same config is the same folder: a finished run is not run again, an unfinished one
 resumes. No torch here.
 """
 
@@ -13,6 +14,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,15 @@ from typing_extensions import TypedDict  # typing's is not enough for pydantic b
 
 from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
-from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json
+from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json, write_sealed
+from longlens.options import REQUIRED
 from longlens.registry import foreign_source
-from longlens.training.config import Config, Runtime
+from longlens.tasks.base import Spec, Task
+from longlens.training.config import PARTS, Config, Runtime, section_options
 from longlens.training.logs import notify
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
-BEFORE_A_RUN = (".lock", "identity.json", "log.txt")  # may be in a folder that has no run yet
+BEFORE_A_RUN = (".lock", "identity.json", "task.json", "log.txt")  # may be in a folder that has no run yet
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMPARED = ("longlens", "commit", "torch", "processor", "device", "threads", "processes")  # change the bits of a run
 
@@ -83,11 +87,26 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     if not path.is_file():
         raise BadInput(f"{folder} is not a run: it has no config.json")
-    config = Config.from_json(read_json(path), str(path))
+    values = whole = read_json(path)
+    with suppress(LookupError, TypeError, ValueError):  # what is wrong is said in the next line
+        whole = completed(values)
+    config = Config.from_json(whole, str(path))
+    parts = {part.removesuffix("_options"): values[part] for part in PARTS}
+    new = {name for name in config.values() if "." in name and name.split(".")[1] not in parts[name.split(".")[0]]}
     fingerprint, digest = read_identity(folder)
-    if config.digest(fingerprint) != digest:
+    if config.digest(fingerprint, without=new) != digest:
         raise BadInput(f"{path} is not the config that this run was started with: undo the change, or delete the run")
     return config
+
+
+def completed(values: Any) -> Any:
+    """A config with the defaults of options that were not there when it was written."""
+    values = dict(values)
+    for name in PARTS:
+        options = section_options(name.removesuffix("_options"), values["task"], [values["mixer"]]).values()
+        defaults = {option.name: option.default for option in options if option.default is not REQUIRED}
+        values[name] = json.loads(json.dumps(defaults)) | values[name]
+    return values
 
 
 def read_identity(folder: Path) -> tuple[str, str]:
@@ -100,6 +119,26 @@ def read_identity(folder: Path) -> tuple[str, str]:
     except FileNotFoundError:
         problem = "is missing"
     raise BadInput(f"{folder / 'identity.json'} {problem}: restore it, or delete the folder and run it again")
+
+
+def write_task(folder: Path, task: Task) -> None:
+    """Keep what a model has to know of its task, and what its inputs and outputs mean."""
+    write_sealed(folder / "task.json", {"spec": asdict(task.spec), "codec": task.codec()})
+
+
+def read_task(folder: Path, task: Task) -> tuple[Spec, dict[str, Any]]:
+    """What ``write_task`` has kept; of a run that was made before there was such a file, from the data of the task."""
+    path = folder / "task.json"
+    try:
+        values = read_sealed(path)
+        return TypeAdapter(Spec).validate_python(values["spec"]), dict(values["codec"])
+    except FileNotFoundError:
+        return task.spec, task.codec()
+    except BadInput as error:
+        reason = str(error)
+    except (ValidationError, LookupError, TypeError, ValueError):
+        reason = f"{path} is not the task of a run"
+    raise BadInput(f"{reason}: restore it, or delete it if the data of the run is still there")
 
 
 def check_fingerprint(folder: Path, fingerprint: str) -> None:
@@ -218,13 +257,17 @@ class RunFolder:
             for path in self.folder.glob(".*.partial"):  # of a writer that was killed
                 path.unlink(missing_ok=True)
             if (self.folder / "config.json").exists():
-                return self.finished(config, fingerprint)
+                result = self.finished(config, fingerprint)
+                if result is None and not (self.folder / "task.json").exists():  # of an older version
+                    write_task(self.folder, config.task)
+                return result
             others = sorted(path.name for path in self.folder.iterdir() if path.name not in BEFORE_A_RUN)
             if others:
                 other = f"is no run and has other files, such as {others[0]}"
                 raise BadInput(f"{self.folder} {other}: choose another folder")
             identity = {"fingerprint": fingerprint, "digest": config.digest(fingerprint)}
             write_json(self.folder / "identity.json", identity)
+            write_task(self.folder, config.task)
             write_json(self.folder / "config.json", config.to_json())
         return None
 

@@ -231,6 +231,13 @@ class Schedule:
         vars(self).update(state)
 
 
+def evaluated_part(split: Split, samples: int | None) -> Split:
+    """So many samples of a split, drawn once for all; None for all."""
+    if samples is None or samples >= len(split):
+        return split
+    return Subset(split, np.sort(Stream("evaluated").permutation(len(split))[:samples]))
+
+
 class Evaluated(NamedTuple):
     """What a model is worth on some samples."""
 
@@ -253,9 +260,7 @@ def evaluate(
 ) -> Evaluated:
     """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
     are as large as the micro-batches of training; nobody waits for a GPU before the end."""
-    chosen = task.split(split)
-    if samples is not None and samples < len(chosen):
-        chosen = Subset(chosen, np.sort(Stream("evaluated").permutation(len(chosen))[:samples]))
+    chosen = evaluated_part(task.split(split), samples)
     batches = Batches(
         chosen,
         -(-options.batch_size // options.accumulate),

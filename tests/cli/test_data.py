@@ -87,6 +87,45 @@ def test_show_writes_pictures(longlens, here):
     assert Image.open(here / "new" / "sheet.png").size[0] > 1000
 
 
+def write_sensors(file):
+    """Curves of two classes with an id, semicolons between the cells, and a class whose name begins a formula."""
+    rng = np.random.default_rng(0)
+    lines = [";".join(["id", *(f"t{i}" for i in range(20)), "class"])]
+    for row in range(40):
+        curve = np.sin(np.arange(20) / 3 + 2 * (row % 2)) + rng.normal(0, 0.2, 20)
+        lines.append(";".join([str(row), *(f"{value:.3f}" for value in curve), ("flat", "$up")[row % 2]]))
+    file.write_text("\n".join(lines) + "\n")
+
+
+def test_your_own_table_is_prepared_with_warnings_and_shown_as_curves(longlens, here):
+    from PIL import Image
+
+    write_sensors(here / "sensors.csv")
+    flags = ["--path", "sensors.csv", "--label-column", "class"]
+    said = longlens("data", "prepare", "files", *flags)
+    assert said.code == 0, said.err
+    assert "note: column 'id' looks like a number of the row" in said.words
+    assert "use --ignore id" in said.words
+    assert said.err == ""
+    assert "looks like a number" in longlens("data", "list").words
+    assert "note: column 'id'" in longlens("data", "prepare", "files", *flags).words  # again
+    flags += ["--ignore", "id"]
+    assert "note" not in longlens("data", "prepare", "files", *flags).out
+    said = longlens("data", "show", "files", *flags, "--count", 3, "--out", "new/curves.png")
+    assert (said.code, "6 curves of files (sensors.csv), train: written to new/curves.png" in said.words) == (0, True)
+    assert Image.open(here / "new" / "curves.png").size[0] > 600
+    assert longlens("data", "show", "files", *flags, "--split", "test").code == 0
+    assert (here / "figures" / "files.png").exists()
+    said = longlens("data", "show", "files", *flags, "--out", "curves.txt")
+    assert (said.code, "out must end in .png, .pdf or .svg, got curves.txt" in said.err) == (2, True)
+
+
+def test_tokens_of_your_own_are_shown_as_texts(longlens, here):
+    (here / "words.csv").write_text("input,label\n" + "abc,x\nba,y\n" * 15)
+    said = longlens("data", "show", "files", "--path", "words.csv")
+    assert (said.code, "abc" in said.out) == (0, True)
+
+
 @pytest.mark.parametrize("name", ["atomic-select", "atomic-cummax", "atomic-cumsum"])
 def test_show_every_task_that_needs_no_data(longlens, name):
     said = longlens("data", "show", name, "--max-length", 8)

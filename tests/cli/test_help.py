@@ -79,7 +79,7 @@ def test_a_command_has_a_summary_of_one_line(summary):
     assert summary.endswith(".")
     assert (
         re.split(r"\W", summary)[0]
-        in "Compare Train Evaluate Reproduce Check List Print Generate Show Time Draw Prepare Measure".split()
+        in "Compare Train Evaluate Predict Reproduce Check List Print Generate Show Time Draw Prepare Measure".split()
     )
 
 

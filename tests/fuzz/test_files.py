@@ -74,6 +74,35 @@ def test_csv(text, given, train):
         use(case, Path("set"), given, train=train == 0)
 
 
+@st.composite
+def long_files(draw: st.DrawFn) -> str:
+    """A row for each time step, in some order; a few cells are anything, and some rows are there twice."""
+    comma, groups, length = draw(st.sampled_from([",", ";", "\t"])), draw(st.integers(1, 16)), draw(st.integers(1, 3))
+    rows = [[f"g{g}", str(t), str(g + t / 2), str(t), "xy"[g % 2]] for g in range(groups) for t in range(length)]
+    rows = draw(st.permutations(rows))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        rows[draw(st.integers(0, len(rows) - 1))][draw(st.integers(0, 4))] = draw(cells)
+    rows += draw(st.sampled_from([[], [], [], rows[:1]]))
+    header = draw(st.sampled_from([["g", "t", "u", "v", "label"]] * 5 + [["g", "t", "u", "u", "label"], ["g", "t"]]))
+    return "\n".join(comma.join(row) for row in [header, *rows]) + "\n"
+
+
+LONG = [["--group-column", "g", "--time-column", "t"], ["--group-column", "g"], ["--group-column", "t"]]
+
+
+@fuzz(
+    120,
+    text=long_files(),
+    long=st.sampled_from(LONG[:1] * 4 + LONG[1:]),
+    given=flags(OPTIONS, small=True, most=1),
+    train=st.integers(0, 3),
+)
+def test_long_form(text, long, given, train):
+    with new_case("data files") as case:
+        Path("data.csv").write_text(text, encoding="utf-8", newline="")
+        use(case, Path("data.csv"), [*given, *long], train=train == 0)
+
+
 sequences = st.one_of(
     st.lists(st.integers(0, 5), max_size=6),
     st.lists(st.floats(-2, 2), max_size=6),

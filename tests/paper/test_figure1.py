@@ -3,8 +3,8 @@ import torch
 
 from longlens.cli import main
 from longlens.mixers.registry import create_mixer
-from longlens.paper.figure1 import draw_kernels, initial_kernels
 from longlens.paper import figure1 as kernels
+from longlens.paper.figure1 import draw_kernels, initial_kernels
 
 SMALL = {"length": 33, "width": 8, "channels": 3, "seed": 0}
 

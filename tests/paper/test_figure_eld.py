@@ -1,7 +1,7 @@
 import pytest
 
-from longlens.paper.figure_eld import draw_eld
 from longlens.paper import figure_eld as eld
+from longlens.paper.figure_eld import draw_eld
 
 
 @pytest.fixture

@@ -435,7 +435,7 @@ def test_a_sample_can_be_read(make, inputs, labels, shown):
     ("content", "sentence"),
     [
         ("", r"train.csv, line 1: one column must be 'label', and one may be 'input', got \(none\)"),
-        ("input;label\na;0\n", "one column must be 'label', and one may be 'input', got input;label"),
+        ("input;lable\na;0\n", "one column must be 'label', and one may be 'input', got input, lable"),
         ("label,input,label\n0,a,0\n", "the columns must have different names, got 'label' twice"),
         ("label,a,a,c\n0,1,2,3\n", "line 1: the columns must have different names, got 'a' twice"),
         ("input,label,id,id\na,0,1,2\n", "line 1: the columns must have different names, got 'id' twice"),
@@ -568,8 +568,8 @@ GOOD, NUMBERS = jsonl("ab", [0, 1]), jsonl([[1], [2]], [0, 1])
 @pytest.mark.parametrize(
     ("files", "options", "sentence"),
     [
-        ({}, {}, "data has no .csv, .jsonl or .inputs.npy file"),
-        ({"notes.txt": ""}, {}, "data has no .csv, .jsonl or .inputs.npy file"),
+        ({}, {}, "data has no .csv, .tsv, .jsonl, .inputs.npy, .parquet, .arrow or .feather file"),
+        ({"notes.txt": ""}, {}, "data has no .csv, .tsv, .jsonl, .inputs.npy, .parquet, .arrow or .feather file"),
         ({"train.jsonl": GOOD, "dev.jsonl": GOOD}, {}, "has the files dev.jsonl, train.jsonl; name them train, valid"),
         (
             {"valid.jsonl": GOOD, "test.jsonl": GOOD},
@@ -668,7 +668,7 @@ def test_pipes_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train.csv")
     with pytest.raises(BadInput, match=r"train.csv; path must be one with sequences"):
         create_task("files", path=tmp_path / "train.csv").prepare()
-    with pytest.raises(BadInput, match=r"has no .csv, .jsonl or .inputs.npy file"):
+    with pytest.raises(BadInput, match=r"has no .csv, .tsv, .jsonl, .inputs.npy, .parquet, .arrow or .feather file"):
         create_task("files", path=tmp_path).prepare()
     np.save(tmp_path / "a.inputs.npy", np.zeros((1, 1)))
     os.mkfifo(tmp_path / "a.labels.npy")

@@ -8,13 +8,14 @@ import torch
 
 from longlens.data.datasets import Stream, Windows
 from longlens.errors import BadInput, Interrupted
-from longlens.models.model import create_model
+from longlens.models.model import create_model, sample_scores
 from longlens.tasks.base import Spec, create_task
 from longlens.training import loop, open_run, step
 from longlens.training.config import TrainingConfig
-from longlens.training.evaluate import change_by_later_tokens, evaluate_run, load_model, predict
+from longlens.training.evaluate import change_by_later_tokens, evaluate_run, load_model
 from longlens.training.logs import StopSignals
 from longlens.training.machine import Processes
+from longlens.training.predict import predict
 from longlens.training.step import evaluate
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -44,7 +45,27 @@ def test_every_sample_counts_once(listops, batch_size):
     model = create_model(listops, "las", depth=1, width=16, heads=2, norm="batch", dropout=0.5)
     found = evaluate(model, listops, "valid", TrainingConfig(steps=1, batch_size=batch_size), ALONE)
     assert model.training, "it is left as it was"
-    assert found == pytest.approx(one_by_one(model.eval(), listops, range(31)), rel=1e-5)
+    assert found[:2] == pytest.approx(one_by_one(model.eval(), listops, range(31)), rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [None, 7])
+def test_each_sample_has_its_score(listops, samples):
+    """In the order of the split, however the batches are sorted."""
+    model = create_model(listops, "las", depth=1, width=16, heads=2).eval()
+    options = TrainingConfig(steps=1, batch_size=4, group_by_length=True)
+    found = evaluate(model, listops, "valid", options, ALONE, samples=samples, with_scores=True)
+    rows = range(31) if samples is None else sorted(Stream("evaluated").permutation(31)[:7].tolist())
+    assert found.scores.tolist() == [one_by_one(model, listops, [row])[0] for row in rows]
+    assert found.scores.mean().item() == pytest.approx(found.metric)
+
+
+def test_scores_of_numbers_and_languages_are_losses():
+    outputs, targets = torch.randn(3, 5), torch.randn(3, 5)
+    assert torch.equal(sample_scores("r2", outputs, targets), (outputs - targets).square().mean(dim=1))
+    assert torch.equal(sample_scores("r2", outputs[:, 0], targets[:, 0]), (outputs - targets)[:, 0].square())
+    logits, tokens = torch.randn(2, 4, 7), torch.tensor([[1, 2, 3, -100], [4, -100, -100, -100]])
+    losses = [-logits[0].log_softmax(-1)[range(3), [1, 2, 3]].mean(), -logits[1, 0].log_softmax(-1)[4]]
+    torch.testing.assert_close(sample_scores("bits_per_byte", logits, tokens), torch.stack(losses))
 
 
 def test_some_samples_are_the_same_ones_each_time(listops):
@@ -52,7 +73,7 @@ def test_some_samples_are_the_same_ones_each_time(listops):
     options = TrainingConfig(steps=1, batch_size=4)
     found = evaluate(model, listops, "valid", options, ALONE, samples=6)
     drawn = Stream("evaluated").permutation(31)[:6]
-    assert found == pytest.approx(one_by_one(model, listops, drawn.tolist()), rel=1e-5)
+    assert found[:2] == pytest.approx(one_by_one(model, listops, drawn.tolist()), rel=1e-5)
     assert not model.training
     everything = evaluate(model, listops, "valid", options, ALONE)
     assert evaluate(model, listops, "valid", options, ALONE, samples=100) == everything
@@ -73,7 +94,7 @@ def test_batches_are_as_large_as_the_micro_batches_of_training(listops, monkeypa
     options = TrainingConfig(steps=1, batch_size=batch_size, accumulate=accumulate)
     found = evaluate(model, listops, "valid", options, ALONE)
     assert (max(sizes), sum(sizes)) == (largest, 31)
-    assert found == pytest.approx(one_by_one(model.eval(), listops, range(31)), rel=1e-5)
+    assert found[:2] == pytest.approx(one_by_one(model.eval(), listops, range(31)), rel=1e-5)
 
 
 LANGUAGE = Spec("tokens", 7, 12, "language", 7, "bits_per_byte")
@@ -94,7 +115,7 @@ def test_a_language_has_one_cross_entropy_and_its_loss_is_the_metric(monkeypatch
     monkeypatch.setattr(
         torch.nn.functional, "cross_entropy", lambda *args, **options: calls.append(1) or real(*args, **options)
     )
-    metric, loss = evaluate(model, task, "valid", TrainingConfig(steps=1, batch_size=4), ALONE)  # pyright: ignore
+    metric, loss, _ = evaluate(model, task, "valid", TrainingConfig(steps=1, batch_size=4), ALONE)  # pyright: ignore
     assert len(calls) == 3  # batches: 9 windows
     assert metric == pytest.approx(loss / np.log(2), rel=1e-12)
     with torch.no_grad():
