@@ -3,9 +3,9 @@
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from longlens.reports.sheet import Sheet
     from longlens.training.many import Outcome
+
+OtherMetric = Literal["balanced-accuracy", "macro-f1", "auc", "mae"]
 
 
 def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe = "mini", **changes: Any) -> "Result":
@@ -66,6 +68,7 @@ def compare(
     *,
     recipe: str | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
+    metrics: tuple[OtherMetric, ...] = (),
     engine: Engine = "local",
     jobs: Size = 1,
     address: str | None = None,
@@ -80,12 +83,18 @@ def compare(
         recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
             file of your own.
         seeds: Seeds: one run of each mixer for each; by default the one of --seed.
+        metrics: Other metrics of the test set, beside the task's own.
         engine: Processes on this machine, or a Ray cluster.
         jobs: Number of runs at a time on this machine.
         address: Address of the Ray cluster; by default one is started on this machine.
     """
     configs, runtime = _resolve(task, mixers, recipe, seeds, changes)
-    return run_configs(configs, runtime, engine=engine, jobs=jobs, address=address)
+    if metrics:
+        from longlens.reports.metrics import check_metrics
+
+        check_metrics(configs[0].task, metrics)
+    found = run_configs(configs, runtime, engine=engine, jobs=jobs, address=address)
+    return replace(found, metrics=metrics)
 
 
 def sweep(
@@ -265,12 +274,13 @@ class Comparison:
 
     outcomes: "list[Outcome]"
     choose: bool = False  # whether one of them is to be chosen
+    metrics: tuple[str, ...] = ()  # others than the task's own
 
     @property
     def table(self) -> "Sheet":
         from longlens.reports.tables import results_table
 
-        return results_table(self.outcomes)
+        return results_table(self.outcomes, self.metrics)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

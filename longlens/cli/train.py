@@ -180,6 +180,8 @@ def evaluate(
     split: Literal["train", "valid", "test"] = "test",
     data: Path | None = None,
     checkpoint: str = "best",
+    classes: bool = False,
+    confusion: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> list[Any]:
     """Evaluate a checkpoint of a run on a whole split, or on another file.
@@ -190,8 +192,12 @@ def evaluate(
         data: File of labeled sequences to evaluate on instead, in one of the formats of training; it is scaled and
             encoded as the training set was.
         checkpoint: Checkpoint to evaluate: best, last, or a step.
+        classes: Show precision, recall and F1 of each class of the split.
+        confusion: Picture of the confusion matrix of the split to write (.png, .pdf or .svg).
         device: Device to run on; auto is a GPU if there is one.
     """
+    if data is not None and (classes or confusion):
+        raise BadInput("--classes and --confusion are of a split: leave out --data")
     if data is None:
         from longlens.training.evaluate import evaluate_run
 
@@ -208,4 +214,11 @@ def evaluate(
         lines.append(f"when later tokens change, the logits before them change by {found.change_by_later_tokens:.3g}")
     if found.bigram is not None:
         lines.append(f"a bigram model of the training set: {found.metric} {found.bigram:.4f}")
-    return [sentence(line) for line in lines]
+    printed: list[Any] = [sentence(line) for line in lines]
+    if classes or confusion:
+        from longlens.reports.metrics import class_table, draw_confusion
+
+        loaded = api.load_run(run)
+        printed += [class_table(loaded, split, checkpoint)] if classes else []
+        printed += [draw_confusion(loaded, split, checkpoint, confusion)] if confusion else []
+    return printed

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from longlens.reports.baselines import Baseline
 
 LEVEL = 0.05  # chance alone would do as well in fewer cases
+ACCURACIES = ("balanced-accuracy", "macro-f1")  # are shown in percent
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 RANKS = {"test": 0, "valid": 1, "last": 6, "params": 2, "steps": 7, "tokens/s": 4, "memory": 5, "time": 3}
 
@@ -70,8 +71,9 @@ def _runs_table(title: str, folders: list[Path]) -> Sheet:
     return sheet
 
 
-def results_table(outcomes: list[Outcome]) -> Sheet:
-    """A line for each run, or for all seeds of one: metrics, parameters, speed, memory."""
+def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet:
+    """A line for each run, or for all seeds of one: metrics, parameters, speed, memory; and ``metrics`` beside the
+    task's own."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     different = changing([outcome.config for outcome in outcomes])
     title = outcomes[0].config.task.title
@@ -80,6 +82,7 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
     if len({result["steps"] for result in results}) == 1:
         title += f" after {results[0]['steps']:,} steps"
     columns = [Column("mixer"), *(Column(name.rpartition(".")[2]) for name in different)]
+    columns += [Column(name, number=True) for name in metrics]
     sheet = Sheet(title, columns + [Column(name, rank, number=True) for name, rank in RANKS.items()])
     marks = _other_environments(outcomes)
     for group in _groups(outcomes):
@@ -88,8 +91,9 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
         cells = [_with_seeds(group) + mark, *(str(values.get(name, "")) for name in different)]
         done = [outcome.result for outcome in group if outcome.result is not None]
         if not done:
-            sheet.rows.append([*cells, "failed", *[""] * (len(RANKS) - 1)])
+            sheet.rows.append([*cells, *[""] * len(metrics), "failed", *[""] * (len(RANKS) - 1)])
             continue
+        cells += _other_metrics([outcome.folder for outcome in group if outcome.result is not None], metrics)
         metric, scores = done[0]["metric"], ("test", "valid", "test_last")
         cells += [_spread(metric, [result[key] for result in done]) for key in scores]
         cells += [f"{done[0]['parameters']:,}", f"{done[0]['steps']:,}"]
@@ -99,11 +103,20 @@ def results_table(outcomes: list[Outcome]) -> Sheet:
         sheet.rows.append(cells)
     for baseline in _baselines(outcomes) if results else ():
         shown = show_metric(results[0]["metric"], baseline.value)
-        sheet.rows.append([baseline.name, *[""] * len(different), shown, *[""] * (len(RANKS) - 1)])
+        sheet.rows.append([baseline.name, *[""] * (len(different) + len(metrics)), shown, *[""] * (len(RANKS) - 1)])
     if results:
         sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
     sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
     return sheet
+
+
+def _other_metrics(folders: list[Path], metrics: Sequence[str]) -> list[str]:
+    if not metrics:
+        return []
+    from longlens.reports.metrics import other_metrics  # torch
+
+    found = [other_metrics(folder, metrics) for folder in folders]
+    return [_spread("accuracy" if name in ACCURACIES else "", [values[name] for values in found]) for name in metrics]
 
 
 def _other_environments(outcomes: list[Outcome]) -> dict[Path, list[str]]:
