@@ -1,12 +1,15 @@
 """What the documents tell people to type works: Python blocks run, every command is understood, cheap ones are run."""
 
+import csv
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.data import home  # noqa: F401 (a fixture)
 
@@ -95,8 +98,11 @@ def test_a_wrong_flag_would_be_noticed(monkeypatch, tmp_path, capsys):
 
 
 SMOKE = "--recipe smoke --steps 2 --threads 1 --task.sizes 64 16 16".split()
+OWN = [command for command in commands(TEXTS["README.md"]) if "sensors" in command]
 TO_RUN = [
-    command for command in commands(TEXTS["README.md"]) if re.search(r"longlens (train|compare|sweep|eval)", command)
+    command
+    for command in commands(TEXTS["README.md"])
+    if re.search(r"longlens (train|compare|sweep|eval)", command) and command not in OWN
 ]
 
 
@@ -143,6 +149,53 @@ def test_your_own_files(tmp_path, monkeypatch, capsys):
     (command,) = (c for c in commands(TEXTS["README.md"]) if "my_folder" in c)
     main(shlex.split(command)[1:])
     assert "samples (train / valid / test)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_your_own_sequences_from_the_file_to_a_model_that_is_used(tmp_path, monkeypatch, capsys):
+    """A newcomer's story, by the README's commands: semicolons, an id, 300 rows; and the run is moved at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LONGLENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("longlens.api._is_only_here", lambda config: True)
+    random = np.random.default_rng(0)
+    header = ";".join(["id", *(f"t{step}" for step in range(12))])
+
+    def lines(count, labels):
+        for number in range(count):
+            label = number % 2
+            values = [f"{value:.3f}" for value in random.normal(2 * label, 1, 12)]
+            yield ";".join([str(100 + number), *values, *([("low", "high")[label]] if labels else [])])
+
+    for name, count, labels in (("sensors.csv", 300, True), ("other.csv", 40, True), ("new.csv", 10, False)):
+        text = "\n".join([header + (";target" if labels else ""), *lines(count, labels)])
+        (tmp_path / name).write_text(text + "\n")
+    assert run(["data", "prepare", "files", "--path", "sensors.csv", "--label-column", "target"]) == 0
+    assert "column 'id' looks like a number of the row" in capsys.readouterr().out
+    moved = tmp_path / "sent" / "run"
+    for command in OWN:
+        words = shlex.split(command)[1:]
+        if words[0] in ("predict", "evaluate", "explain"):
+            if not moved.exists():
+                shutil.copytree(next((tmp_path / "runs").glob("files-*/las/*")), moved)
+                shutil.rmtree(tmp_path / "runs")
+                shutil.rmtree(tmp_path / "home")
+                (tmp_path / "sensors.csv").unlink()
+                monkeypatch.delenv("LONGLENS_HOME")
+            words[1] = str(moved)
+        if words[0] == "compare":
+            words += "--recipe smoke --steps 60 --threads 1".split()
+        assert run(words) == 0, (command, capsys.readouterr().err)
+        said = capsys.readouterr().out
+        if words[0] == "compare":
+            assert "linear model of statistics" in said
+            assert "beats guessing" in said
+        if words[0] == "evaluate":
+            assert "other.csv (40 samples)" in said
+    with (tmp_path / "labels.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 10
+    assert set().union(*(row.values() for row in found)) & {"low", "high"}
+    assert (tmp_path / "why.png").read_bytes().startswith(b"\x89PNG")
 
 
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXTS[page], flags=re.DOTALL)]

@@ -117,7 +117,7 @@ train listops --epochs 1e308
 train listops --seed 99999999999999999999999
     --seed must be a whole number from 0 to 2^63 - 1, got 99999999999999999999999
 train listops --accumulate 100
-    accumulate must be at most the batch_size, 64, got 100
+    accumulate must be at most the batch_size, 50, got 100
 compare listops --seeds a b
     --seeds must be a list, each a whole number from 0 to 2^63 - 1, got a b
 train atomic-cumsum --task.max-length 0
