@@ -133,3 +133,40 @@ class Study:
     score: Literal["test", "valid"] = "test"
     curves: bool = False
     draw: Callable[[Scale, Any, Path, Path], str] | None = None
+
+
+def las_beside_transformer(
+    paper: Mapping[str, tuple[float, float]],
+    *,
+    las_is_better: bool,
+    seeds: int | None = None,
+    changes: Callable[[Scale], Mapping[str, Any]] = lambda scale: {},
+) -> dict[str, Any]:
+    """Cells, claims and figures of a table with two rows, a Transformer and LaS, and a column for each task.
+
+    Args:
+        paper: The paper's figures of both, by task.
+        las_is_better: Which of them the paper says is better.
+        seeds: Number of seeds.
+        changes: What differs from the recipes at a scale.
+    """
+
+    def row(task: str, scale: Scale) -> tuple[Cell, Cell]:
+        names = (("Transformer", "transformer"), ("LaS", "las"))
+        plain, ours = (Cell(name, task, mixer, changes(scale), seeds=seeds) for name, mixer in names)
+        return plain, ours
+
+    def claim(task: str, scale: Scale) -> Claim:
+        plain, ours = row(task, scale)
+        margin = abs(paper[task][1] - paper[task][0])
+        if las_is_better:
+            return better(f"LaS is better than a Transformer on {task}", ours, plain, margin)
+        return better(f"a Transformer is better than LaS on {task}", plain, ours, margin)
+
+    return {
+        "cells": lambda scale: [cell for task in paper for cell in row(task, scale)],
+        "claims": lambda scale: [claim(task, scale) for task in paper],
+        "paper": {
+            (name, task): both[k] for task, both in paper.items() for k, name in enumerate(("Transformer", "LaS"))
+        },
+    }
