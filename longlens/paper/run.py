@@ -4,16 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import mean
+from typing import get_args
 
 from longlens.paper.records import Record, Records
-from longlens.paper.study import Cell, Claim, Scale, Study
+from longlens.paper.study import Cell, Claim, Scale, Study, Verdict
 from longlens.paper.verdict import Finding, weigh
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.many import run_many
 from longlens.training.run import higher_is_better
 
 MISSING = "missing"  # instead of a verdict, while runs are
-WORDS = {"holds": "hold", "does not hold": "do not", "not decided": "not decided", MISSING: MISSING}
+VERDICTS = (*get_args(Verdict), MISSING)
 
 
 @dataclass
@@ -101,7 +102,7 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
 
 
 def verdict_of(study: Study, scale: Scale, records: Records) -> str:
-    """Of all claims together: the verdict that all have, or how many have which."""
+    """Of all claims together: the verdict that all have, or how many have which: holds in 3, missing in 1."""
     counts: dict[str, int] = {}
     for claim in study.claims(scale):
         finding = weigh_claim(claim, study, scale, records)
@@ -109,8 +110,7 @@ def verdict_of(study: Study, scale: Scale, records: Records) -> str:
         counts[verdict] = counts.get(verdict, 0) + 1
     if len(counts) < 2:
         return next(iter(counts), "no claim")
-    shown = (f"{counts[name]} {words}" for name, words in WORDS.items() if name in counts)
-    return ", ".join(shown)
+    return ", ".join(f"{name} in {counts[name]}" for name in VERDICTS if name in counts)
 
 
 def run_study(
