@@ -171,8 +171,6 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
         else:
             for sheet in study_sheets(artifact, scale, records):
                 yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())
-            for remark in artifact.remarks(scale):
-                yield from ("", remark)
         picture = picture_of(artifact, records.folder)
         if picture.is_file():
             yield from ("", f"![{artifact.title}]({picture.relative_to(records.folder.parent.parent).as_posix()})")

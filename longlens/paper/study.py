@@ -4,7 +4,7 @@ A learning rate is chosen for each cell, from the same values for all: by the va
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -113,7 +113,6 @@ class Study:
         cells: Cells at a scale.
         claims: Claims at a scale.
         paper: The paper's own figures, by row and column.
-        remarks: Sentences for the report: what differs from the paper, and likely reasons.
         axis: Name of the horizontal axis of a picture with a line for each row and a point for each column.
         score: What is compared: the test set, or the validation set.
         curves: Draw learning curves.
@@ -128,7 +127,6 @@ class Study:
     cells: Callable[[Scale], list[Cell]]
     claims: Callable[[Scale], list[Claim]]
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    remarks: Callable[[Scale], Iterable[str]] = lambda scale: ()
     axis: str | None = None
     score: Literal["test", "valid"] = "test"
     curves: bool = False

@@ -69,7 +69,6 @@ def test_cells_build_at_every_scale():
             for cell in cells:
                 cell.config(scale, 0, 1e-3)
             for claim in study.claims(scale):
-                assert {id(cell) for _, cell in claim.cells}
                 wanted = {str(cell.config(scale, 0, None).values()) for cell in cells}
                 assert {str(cell.config(scale, 0, None).values()) for _, cell in claim.cells} <= wanted
 

@@ -1,5 +1,7 @@
 """RESULTS.md and the table of the README are those of the records."""
 
+import json
+import re
 import runpy
 from pathlib import Path
 
@@ -27,7 +29,9 @@ def test_records_are_small_and_name_no_place():
     for path in (ROOT / "results").rglob("*.json"):
         text = path.read_text()
         assert len(text) < 40_000
-        assert not any(word in text for word in ("/tmp/", "/home/", "/root/", str(ROOT)))
+        values = json.loads(text)
+        values.pop("scores", None)  # of letters and slashes
+        assert not re.search(r"(?<![\w.])/\w+/\w", json.dumps(values)), "no absolute path"
 
 
 def test_every_artifact_has_a_section():
