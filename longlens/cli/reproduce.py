@@ -12,7 +12,8 @@ from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, find_artifact
 from longlens.paper.records import Records
 from longlens.paper.report import list_artifacts, picture_of, study_sheets, write_results
-from longlens.paper.run import plan, run_study
+from longlens.paper.run import plan, run_cells
+from longlens.paper.study import Study
 from longlens.training.config import Runtime
 
 
@@ -21,6 +22,7 @@ def reproduce(
     *,
     list: bool = False,
     scale: Literal["smoke", "mini", "paper"] = "mini",
+    tasks: tuple[str, ...] = (),
     report: bool = False,
     results: Path = Path("results"),
     runs: Path = Path("runs"),
@@ -36,6 +38,7 @@ def reproduce(
         artifacts: Names of artifacts, or all.
         list: List all artifacts: their claims, what is done and missing, and the verdicts.
         scale: Size of the runs: smoke (seconds), mini (minutes on a core), paper (a GPU).
+        tasks: Make the runs on these tasks only; by default all.
         report: Write RESULTS.md, beside the folder of the records.
         results: Folder of the records of finished runs.
         runs: Folder of the runs themselves.
@@ -52,11 +55,16 @@ def reproduce(
     records = Records(results / scale)
     printed: Any = [sentence(f"left out: {problem}") for problem in records.problems]
     runtime = Runtime.make({"runs": runs, "threads": threads, "device": device}, "the runtime")
+    cells = [cell for study in chosen if isinstance(study, Study) for cell in study.cells(scale)]
+    if unknown := set(tasks) - {cell.task for cell in cells}:
+        known = ", ".join(dict.fromkeys(cell.task for cell in cells)) or "no task"
+        raise BadInput(f"tasks must be of these artifacts ({known}), got {', '.join(sorted(unknown))}")
+    cells = [cell for cell in cells if not tasks or cell.task in tasks]
+    run_cells(cells, scale, records, runtime, engine=engine, jobs=jobs, address=address)  # of all artifacts together
     for artifact in chosen:
         if isinstance(artifact, Computed):
             printed += artifact.run(results)
             continue
-        run_study(artifact, scale, records, runtime, engine=engine, jobs=jobs, address=address)
         printed += study_sheets(artifact, scale, records)
         printed.append(draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder)))
         failed = plan(artifact.cells(scale), scale, records).failed

@@ -31,6 +31,7 @@ ARTIFACTS = (  # a module of this room for each
     "window-sweep",
     "chunk-sweep",
     "side",
+    "length",
     "bidirectional",
 )
 

@@ -110,7 +110,12 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
 
 def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
     """What the runs of each task cost, and the learning rates that were chosen."""
-    columns = [Column("task"), Column("parameters", 0, True), Column("steps", 0, True), Column("batch", 0, True)]
+    columns = [
+        Column("task", wrap=True),
+        Column("parameters", 0, True),
+        Column("steps", 0, True),
+        Column("batch", 0, True),
+    ]
     columns += [Column("test samples", 1, True), Column("minutes a run", 1, True), Column("learning rates", wrap=True)]
     sheet = Sheet("Settings", columns)
     by_task: dict[str, list[Cell]] = {}
@@ -171,10 +176,24 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
         else:
             for sheet in study_sheets(artifact, scale, records):
                 yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())
+            yield from _reasons(artifact, scale, records)
         picture = picture_of(artifact, records.folder)
         if picture.is_file():
             yield from ("", f"![{artifact.title}]({picture.relative_to(records.folder.parent.parent).as_posix()})")
     yield from ("", *_environments(records))
+
+
+def _reasons(study: Study, scale: Scale, records: Records) -> Iterable[str]:
+    """Where a claim does not hold, or is not decided: what other runs say of likely reasons."""
+    if not any(verdict in verdict_of(study, scale, records) for verdict in ("does not hold", "not decided")):
+        return
+    for question, name in study.reasons.items():
+        other = find_artifact(name)
+        assert isinstance(other, Study)
+        yield from ("", f"{question} `longlens reproduce {name}{_flag(scale)}`:", "")
+        for claim in other.claims(scale):
+            found = weigh_claim(claim, other, scale, records)
+            yield f"- {claim.text}: {MISSING if found is None else found.verdict}"
 
 
 def picture_of(artifact: Artifact, folder: Path) -> Path:

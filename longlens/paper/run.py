@@ -1,6 +1,6 @@
 """Run what artifacts of the paper are made of, and what is known of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import mean
@@ -113,15 +113,21 @@ def verdict_of(study: Study, scale: Scale, records: Records) -> str:
     return ", ".join(f"{name} in {counts[name]}" for name in VERDICTS if name in counts)
 
 
-def run_study(
-    study: Study, scale: Scale, records: Records, runtime: Runtime, *, engine: Engine, jobs: int, address: str | None
+def run_cells(
+    cells: Sequence[Cell],
+    scale: Scale,
+    records: Records,
+    runtime: Runtime,
+    *,
+    engine: Engine,
+    jobs: int,
+    address: str | None,
 ) -> None:
     """Run what is missing, the trials of learning rates first; records are written as runs end. A run that fails is
     tried once, and the others go on."""
     tried: set[str] = set()
     while True:
-        ready = plan(study.cells(scale), scale, records).ready
-        ready = [config for config in ready if str(config.values()) not in tried]
+        ready = [config for config in plan(cells, scale, records).ready if str(config.values()) not in tried]
         if not ready:
             return
         tried |= {str(config.values()) for config in ready}

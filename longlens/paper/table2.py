@@ -1,7 +1,7 @@
 """Table 2: accuracy on the Long Range Arena, beside the layers that the paper compares with."""
 
 from longlens.mixers.registry import list_mixers
-from longlens.paper.study import Cell, Claim, Scale, Study, better
+from longlens.paper.study import WHY, Cell, Claim, Scale, Study, better
 
 ARENA = ("listops", "text", "retrieval", "image", "pathfinder", "path-x")
 MINI = ("image",)  # all layers on one task: see docs/reproduction.md
@@ -60,5 +60,6 @@ STUDY = Study(
     claim="LaS and LaS-chunk are better than all Transformers, and global convolutions are better still.",
     cells=cells,
     claims=claims,
+    reasons=WHY,
     paper={(NAMES.get(m, m), task): value for m, row in PAPER.items() for task, value in zip(ARENA, row, strict=False)},
 )

@@ -1,6 +1,6 @@
 """Table 4: what smoothing and decay contribute, beside ALiBi, in attention of small chunks (cT)."""
 
-from longlens.paper.study import Cell, Claim, Scale, Study, better, chunk_size
+from longlens.paper.study import WHY, Cell, Claim, Scale, Study, better, chunk_size
 
 TASKS = ("listops", "text", "retrieval", "image")
 ROWS = {
@@ -56,5 +56,6 @@ STUDY = Study(
     claim="Each operator contributes, and decay is better than ALiBi.",
     cells=cells,
     claims=claims,
+    reasons=WHY,
     paper={(row, task): value for row, mixer in ROWS.items() for task, value in zip(TASKS, PAPER[mixer], strict=True)},
 )

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from longlens.cli.reproduce import reproduce
 from longlens.errors import BadInput
 from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, Found, find_artifact
 from longlens.paper.records import Records
 from longlens.paper.report import list_artifacts, study_sheets, write_results
-from longlens.paper.run import chosen_rate, plan, run_study, runs_of, verdict_of
-from longlens.paper.study import Cell, Study, better
+from longlens.paper.run import chosen_rate, plan, run_cells, runs_of, verdict_of
+from longlens.paper.study import Cell, Claim, Study, better
 from longlens.tasks.base import create_task
 from longlens.training.config import Runtime
 
@@ -33,7 +34,8 @@ def ready(study, real_data):
 
 def run(study, folder, scale="smoke"):
     records = Records(folder / "results" / scale)
-    run_study(study, scale, records, Runtime(runs=folder / "runs"), engine="local", jobs=1, address=None)
+    runtime = Runtime(runs=folder / "runs")
+    run_cells(study.cells(scale), scale, records, runtime, engine="local", jobs=1, address=None)
     return records
 
 
@@ -162,7 +164,29 @@ def test_a_report_is_the_same_from_the_same_records(reported, here, tmp_path):
     assert "| missing |\n" in without
 
 
-def test_bad_names():
+def test_a_claim_that_fails_is_followed_by_what_may_explain_it(reported, here, tmp_path):
+    (las, *_) = reported["any"].cells("smoke")
+    impossible, sure = (Claim("accuracy", [(1.0, las)], least=least) for least in (2.0, -2.0))
+    for claim, verdict in ((impossible, "does not hold"), (sure, "holds")):
+        reported["any"] = dataclasses.replace(
+            reported["any"], claims=lambda scale, claim=claim: [claim], reasons={"Is it this?": "any"}
+        )
+        records = run(reported["any"], tmp_path)
+        assert verdict_of(reported["any"], "smoke", records) == verdict
+        why = "Is it this? `longlens reproduce any --scale smoke`:\n\n- accuracy: does not hold\n"
+        assert (why in write_results("smoke", records)) == (verdict == "does not hold")
+
+
+def test_reasons_are_studies():
+    for name in STUDIES:
+        assert set(find_artifact(name).reasons.values()) <= set(STUDIES)
+
+
+def test_bad_names(tmp_path):
+    with pytest.raises(BadInput, match=r"tasks must be of these artifacts \(smnist, pmnist\), got image"):
+        reproduce(("table3",), tasks=("image",), results=tmp_path)
+    with pytest.raises(BadInput, match=r"tasks must be of these artifacts \(no task\), got image"):
+        reproduce(("table10",), tasks=("image",), results=tmp_path)
     with pytest.raises(BadInput, match="there is no artifact 'table5'; did you mean 'table"):
         find_artifact("table5")
 
