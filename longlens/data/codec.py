@@ -4,6 +4,7 @@ A task describes it (``Task.codec``), the folder of a run holds the description 
 of it alone, where the data is no longer there. No torch here.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from longlens.data.values import Record, read_array, read_cells
 from longlens.errors import BadInput
 from longlens.options import shorten
 
+EOS = "<eos>"  # the word behind each line of a language of words
 MOST_NAMED = 8  # classes or symbols that an error lists
 
 Form = Literal["real", "values", "characters", "bytes", "words", "tokens"]
@@ -251,6 +253,30 @@ class Codec:
     def unscale(self, encoded: Encoded) -> np.ndarray:
         """(L, C) real numbers as they were given."""
         return encoded * np.array(self.deviation or [1.0]) + np.array(self.mean or [0.0])
+
+
+class Reader:
+    """The text of tokens that come one by one: ``reader.read([7, 8])`` is what they add to it. Bytes that are no
+    character yet wait for the next ones; ``end`` is what is left of them."""
+
+    def __init__(self, codec: Codec):
+        self.codec = codec
+        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self.at_start = True  # of a line, where no space separates a word from the one before it
+
+    def read(self, tokens: Iterable[int]) -> str:
+        if self.codec.form == "bytes":
+            return self.bytes.decode(bytes(token - self.codec.specials for token in tokens))
+        symbols = [self.codec.name(token) for token in tokens]
+        return "".join(symbols if self.codec.form == "characters" else map(self._separate, symbols))
+
+    def _separate(self, word: str) -> str:
+        space = "" if self.at_start or word == EOS else " "
+        self.at_start = word == EOS
+        return "\n" if word == EOS else space + word
+
+    def end(self) -> str:
+        return self.bytes.decode(b"", final=True)
 
 
 def class_name(label: Any) -> str:

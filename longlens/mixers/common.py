@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from longlens.errors import BadInput
 from longlens.mixers.registry import Factory
 from longlens.ops.checks import AttentionOptions
+from longlens.ops.grow import grow
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 from longlens.ops.smoothing import Side, smooth_values
@@ -188,7 +189,7 @@ class LaSCache:
 
 
 def _extend(past: Tensor | None, new: Tensor) -> Tensor:
-    return new.contiguous() if past is None else torch.cat([past, new], dim=-2)
+    return new.contiguous() if past is None else grow(past, new)
 
 
 class CachedAttention(MultiHead):
@@ -237,6 +238,10 @@ class CachedAttention(MultiHead):
         check_step(x, self.d_model, causal=self.causal)
         state = LaSCache() if state is None else copy(state)  # its tensors never change
         return self(x.unsqueeze(1), cache=state).squeeze(1), state
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, LaSCache]:
+        cache = LaSCache()
+        return self(x, cache=cache), cache
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return self.attention(query, key, value, **self.attention_options(mask))

@@ -103,6 +103,12 @@ class DiagonalRecurrence(StateSpace):
         state = inputs if state is None else torch.exp(rates) * state + inputs
         return _to_real(state, out).to(x.dtype), state
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        check_inputs(x, None, self.d_model)
+        rates, into, out = self.recurrence()
+        states = linear_scan(torch.exp(rates), _to_complex(x, into))
+        return self._out(_to_real(states, out).to(x.dtype) + self.skip * x), states[:, -1]
+
 
 def diagonal_recurrence_reference(decay: Tensor, into: Tensor, out: Tensor, x: Tensor) -> Tensor:
     """Re(C h_t) for h_t = decay ⊙ h_{t-1} + B x_t, step by step; with a C for both sides, plus the same from the end.

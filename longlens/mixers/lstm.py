@@ -59,6 +59,11 @@ class LSTM(nn.Module):
         y, state = self._recur(x.unsqueeze(1), state)
         return self.out_proj(y.squeeze(1)), state
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        check_inputs(x, None, self.d_model)
+        y, state = self._recur(x, None)
+        return self.out_proj(y), state
+
     def _recur(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # few processors have it in half precision
             with torch.autocast("cpu", enabled=False):

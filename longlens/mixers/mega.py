@@ -30,6 +30,7 @@ from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
+from longlens.ops.grow import grow
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 from longlens.ops.toeplitz_attention import toeplitz_attention
@@ -203,6 +204,7 @@ class MegaAttention(nn.Module):
         self.dropout, self.attention_dropout, self.rotary = dropout, attention_dropout, rotary
         self.bidirectional = bidirectional
         self.max_distances = chunk_size or max_length
+        self.longest = None if rotary or chunk_size else max_length
         how: dict[str, Any] = {"bidirectional": bidirectional, "truncation": truncation}
         self.average = MovingAverage(d_model, ema_size, **how, **factory)
         self.value_proj = nn.Linear(d_model, self.hidden, **factory)
@@ -243,7 +245,7 @@ class MegaAttention(nn.Module):
         x = x.unsqueeze(1)
         query, key, value, gates = self._project(x, self._drop(averaged.unsqueeze(1)))
         if state is not None:
-            key, value = torch.cat([state[1], key], dim=1), torch.cat([state[2], value], dim=1)
+            key, value = grow(state[1], key), grow(state[2], value)
         length = key.shape[1]
         attended = self._weigh(query, key, value, self._biases(length)[None, :length], None)
         if length == self.chunk_size:

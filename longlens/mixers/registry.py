@@ -5,10 +5,12 @@ True for tokens and False for padding, or None. The parameters of its ``__init__
 of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirectional`` is True. Some also have
 
 - ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
+- ``prefill(x)``: the first tokens, (B, n, D), in parallel -> (B, n, D), as of ``forward``, and the state of ``step``;
 - ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
   (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps later;
 - ``kernel_parameters``, ``no_decay``: names of parameters that learn at most at ``kernel_lr``, or have no weight decay;
 - ``groups``: names of parameters by the name of their group, to which a recipe gives a rate and a decay of their own;
+- ``longest``: the most tokens that it can take, if there is a limit;
 - ``takes_residual = True``: it is called with ``residual=stream``, too, the sum that the block adds its result to (None
   for x), from which x differs by a norm. Dropout of what it returns is then its own, and not the block's.
 

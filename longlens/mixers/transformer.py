@@ -2,13 +2,13 @@
 
 from typing import Unpack
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.mixers.common import MultiHead, check_step
+from longlens.mixers.common import MultiHead, check_inputs, check_step
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.decay import hide_keys, pad_heads
+from longlens.ops.grow import grow
 from longlens.options import Probability, Size
 
 
@@ -45,6 +45,11 @@ class CausalAttention(MultiHead):
         check_step(x, self.d_model, causal=not self.bidirectional)
         query, key, value = self._project(x.unsqueeze(1), start=0 if state is None else state[0].shape[-2])
         if state is not None:
-            key, value = torch.cat([state[0], key], dim=-2), torch.cat([state[1], value], dim=-2)
+            key, value = grow(state[0], key), grow(state[1], value)
         attended = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_p)
         return self._merge(attended).squeeze(1), (key, value)
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        check_inputs(x, None, self.d_model)
+        query, key, value = self._project(x)
+        return self._merge(self.attend(query, key, value, None)), (key, value)

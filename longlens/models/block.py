@@ -1,5 +1,7 @@
 """A block: a mixer over the sequence, then a feedforward sub-layer over the channels, each with norm and residual."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -160,7 +162,27 @@ class Block(nn.Module):
             self.ffn_norm = make_norm(config)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mixed = self.mix(self.mixer_norm(x, mask) if self.prenorm else x, mask, x)
+        return self._after(x, self.mix(self._before(x, mask), mask, x), mask)
+
+    def extend(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """(B, n, D) of the tokens that follow those of a state, None at the start -> (B, n, D) and the next state. The
+        first tokens go through ``prefill`` of a mixer that has it, others through ``step``, one by one."""
+        inputs = self._before(x)
+        if state is None and x.shape[1] > 1 and hasattr(self.mixer, "prefill"):
+            mixed, state = self.mixer.prefill(inputs, **self._residual(x))  # pyright: ignore[reportCallIssue]
+            return self._after(x, mixed), state
+        outputs = []
+        for t in range(x.shape[1]):
+            output, state = self.mixer.step(inputs[:, t], state, **self._residual(x[:, t]))  # pyright: ignore[reportCallIssue]
+            outputs.append(output)
+        return self._after(x, torch.stack(outputs, dim=1)), state
+
+    def _before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the mixer gets."""
+        return self.mixer_norm(x, mask) if self.prenorm else x
+
+    def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the block makes of it."""
         x = x + (mixed if self.takes_residual else self.dropout(mixed))
         x = x if self.prenorm else self.mixer_norm(x, mask)
         if self.ffn is None or self.ffn_norm is None:
@@ -168,10 +190,12 @@ class Block(nn.Module):
         x = x + self.dropout(self.ffn(self.ffn_norm(x, mask) if self.prenorm else x))
         return x if self.prenorm else self.ffn_norm(x, mask)
 
+    def _residual(self, x: Tensor) -> dict[str, Tensor]:
+        return {"residual": x} if self.takes_residual else {}
+
     def mix(self, x: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, D). A mixer that returns something else would fail later, or be broadcast."""
-        more = {"residual": residual} if self.takes_residual else {}
-        y = self.mixer(x, mask=mask, **more)
+        y = self.mixer(x, mask=mask, **self._residual(residual))
         if not isinstance(y, Tensor) or y.shape != x.shape:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise BadInput(

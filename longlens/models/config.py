@@ -1,11 +1,11 @@
-"""The sizes and choices of a model around its mixer. No torch here."""
+"""The sizes and choices of a model around its mixer, and of a text that it writes. No torch here."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from longlens.options import Is, Options, Probability, Size
+from longlens.options import Is, NonNegative, Options, Probability, Ratio, Seed, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +48,26 @@ class ModelConfig(Options):
     embedding_dropout: Probability | None = None
     ffn_dropout: Probability = 0.0
     tied_dropout: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Options):
+    """How a language model goes on with a text.
+
+    Args:
+        tokens: Number of tokens to write.
+        temperature: Divisor of the scores: below 1, likely tokens are chosen even more often; 0 always takes the
+            likeliest one.
+        top_k: Number of likeliest tokens to choose from; none for all.
+        top_p: Sum of probabilities that the tokens to choose from must reach, likeliest first; 1 for all.
+        seed: Seed of the choices.
+        context: Most tokens that the model sees; none for as many as in training. When there are more, it starts again
+            with the last half of them.
+    """
+
+    tokens: Size = 500
+    temperature: NonNegative = 0.8
+    top_k: Size | None = 40
+    top_p: Ratio = 0.95
+    seed: Seed = 0
+    context: Size | None = None

@@ -45,16 +45,17 @@ class Embedding(nn.Module):
         if tied:
             nn.init.normal_(self.values.weight, std=1 / self.scale)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, start: int = 0) -> Tensor:
+        """``start`` is the position of the first input, after others that are not here."""
         x = self.values(inputs)
         x = x * self.scale if self.scale != 1 else x
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1).to(x.dtype), x], dim=1)
-        length = x.shape[1]
+        length = start + x.shape[1]
         if self.positions == "sinusoidal":
-            if length > self.waves.shape[0]:
-                self.waves = sinusoids(length, self.width, x.device)
-            x = x + self.waves[:length].to(x.dtype)
+            if length > self.waves.shape[0]:  # twice as many, as a text may grow token by token
+                self.waves = sinusoids(2 * length, self.width, x.device)
+            x = x + self.waves[start:length].to(x.dtype)
         elif self.learned is not None:
             if length > self.max_length:
                 cls = 0 if self.cls is None else 1
@@ -62,7 +63,7 @@ class Embedding(nn.Module):
                     f"a sequence must have at most {self.max_length - cls} tokens, as there are learned positions, "
                     f"got {length - cls}: cut it, or choose sinusoidal positions"
                 )
-            x = x + self.learned.weight[:length]
+            x = x + self.learned.weight[start:length]
         return x
 
 

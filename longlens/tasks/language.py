@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from longlens.data.codec import EOS
 from longlens.data.datasets import SPLITS, Metric, Samples, SplitName, Windows
 from longlens.data.sources import Remote, Source, official
 from longlens.data.store import Details, Writer
@@ -21,7 +22,6 @@ from longlens.errors import BadInput
 from longlens.tasks.base import Head, Length, Spec, StoredTask, register
 
 TEXT8_SYMBOLS = (" ", *"abcdefghijklmnopqrstuvwxyz")
-EOS = "<eos>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,8 @@ class _WikiText(LanguageTask):
     def codec(self) -> dict[str, Any]:
         words = self.vocabulary()
         unknown = words.index("<unk>") if "<unk>" in words else None
-        return {"form": "words", "symbols": words, "unknown": unknown, "knows_unknown": unknown is not None}
+        lines = {"replace": [("\n", f" {EOS} ")]}
+        return {"form": "words", "symbols": words, "unknown": unknown, "knows_unknown": unknown is not None, **lines}
 
     def decode(self, ids: np.ndarray) -> str:
         words = self.vocabulary()

@@ -198,6 +198,13 @@ def steps(subject: Subject) -> str:
     _require(change <= 1e-8, f"outputs of step differ from those of forward by {change:.1g}")
     again = [step(x[:, 0], state)[0] for _ in range(2)]
     _require(torch.equal(*again), "a step changes the state that it is given: return a new one")
+    if hasattr(layer, "prefill"):
+        half = subject.length // 2
+        first, state = layer.prefill(x[:, :half])  # pyright: ignore[reportCallIssue]
+        following, _ = step(x[:, half], state)
+        both = torch.cat([first, following.unsqueeze(1)], dim=1)
+        away = _apart(both, _call(layer, x[:, : half + 1]))
+        _require(away <= 1e-8, f"outputs of prefill and of a step after it differ from those of forward by {away:.1g}")
     return f"largest difference from forward: {change:.1g}"
 
 

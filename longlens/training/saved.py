@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from longlens.models.model import Model
     from longlens.training.evaluate import Evaluation
     from longlens.training.explain import Explanation, Method
+    from longlens.training.generate import Continuation
 
 
 def load_run(folder: Path | str) -> "Run":
@@ -180,6 +181,25 @@ class Run:
         if missing := [name for name in wanted if name not in names]:
             raise BadInput(f"inputs must have the columns that the run was trained on, and {missing[0]!r} is not there")
         return frame.iloc[:, [names.index(name) for name in wanted]].to_numpy()
+
+    def stream(self, prompt: Any, *, checkpoint: str = "best", device: str = "cpu", **options: Any) -> "Continuation":
+        """The text that a language model writes after a prompt, in pieces: ``for piece in run.stream("once upon ")``.
+
+        Args:
+            prompt: Text, or the numbers of its tokens.
+            checkpoint: Checkpoint to use: best, last, or a step.
+            device: Device to run on.
+            options: Those of ``longlens.models.config.Writing``: tokens, temperature, top_k, top_p, seed, context.
+        """
+        from longlens.models.config import Writing
+        from longlens.training.generate import Continuation
+
+        writing = Writing.make(options, "generate")
+        return Continuation(self.model(checkpoint, device=device), self.codec, prompt, writing)
+
+    def generate(self, prompt: Any, **options: Any) -> str:
+        """The same as one text, which does not have the prompt in it; the arguments are those of ``stream``."""
+        return "".join(self.stream(prompt, **options))
 
     def explain(
         self, sequence: Any, *, target: str | None = None, method: "Method" = "gradients", checkpoint: str = "best"
