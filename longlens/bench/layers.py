@@ -55,8 +55,8 @@ def bench_layers(
     size = {"width": width, "heads": heads, "batch": batch}
     said = write_result(out, where, size=size, rounds=rounds, rows=rows)
     more = {"2L": "×{growth:.2f}"} if growth(rows, BASELINE) else {}
-    times = _table(f"time of forward and backward, {about}", rows, _time, *NOTES[: 1 + len(more)], **more)
-    return [times, _table(f"peak memory, {about}", rows, _memory, NOTES[2]), *said]
+    times = table_by_length(f"time of forward and backward, {about}", rows, _time, *NOTES[: 1 + len(more)], **more)
+    return [times, table_by_length(f"peak memory, {about}", rows, _memory, NOTES[2]), *said]
 
 
 def heads_of(name: str, heads: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def growth(rows: list[Row], mixer: str, least: int = 4096) -> float | None:
     return max(doublings, default=None)
 
 
-def _table(title: str, rows: list[Row], cell: Callable[[Row, Row], str], *notes: str, **columns: str) -> Sheet:
+def table_by_length(title: str, rows: list[Row], cell: Callable[[Row, Row], str], *notes: str, **columns: str) -> Sheet:
     """A line for each layer and a column for each length, in which a cell shows a row beside that of attention."""
     plain = {row["length"]: row for row in rows if row["mixer"] == BASELINE}
     lines: dict[str, Row] = {}
@@ -112,14 +112,14 @@ def _table(title: str, rows: list[Row], cell: Callable[[Row, Row], str], *notes:
 
 
 def _time(row: Row, plain: Row) -> str:
-    return f"{1e3 * row['seconds']:,.1f} ms ×{_short(plain['seconds'] / row['seconds'])}"
+    return f"{1e3 * row['seconds']:,.1f} ms ×{short(plain['seconds'] / row['seconds'])}"
 
 
 def _memory(row: Row, plain: Row) -> str:
-    return f"{row['bytes'] / 2**20:,.1f} MiB ×{_short(row['bytes'] / max(plain['bytes'], 1))}"
+    return f"{row['bytes'] / 2**20:,.1f} MiB ×{short(row['bytes'] / max(plain['bytes'], 1))}"
 
 
-def _short(ratio: float) -> str:
+def short(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
 
 

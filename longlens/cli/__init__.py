@@ -49,6 +49,7 @@ COMMANDS = {
     "data show": Command("longlens.cli.data:*show", "Show samples of a task, as text or as a picture."),
     "bench attention": Command("longlens.bench.attention:bench_attention", "Time LaS beside plain attention."),
     "bench layers": Command("longlens.bench.layers:bench_layers", "Time every layer, forward and backward."),
+    "bench decode": Command("longlens.bench.decode:bench_decode", "Time a token that follows a long text."),
     "bench model": Command("longlens.bench.model:bench_model", "Time a training step beside GPT-2, and the loop."),
     "bench data": Command("longlens.bench.data:bench_data", "Time the generators, imports and loading."),
     "bench packages": Command("longlens.bench.packages:bench_packages", "Time our layers beside other packages'."),

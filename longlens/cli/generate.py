@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+from unicodedata import category
 
 from longlens.cli.flags import Parser
 from longlens.files import check_out, open_atomic
@@ -54,8 +55,14 @@ def _place(out: Path | None) -> Iterator[Callable[[str], object]]:
         return
 
     def show(piece: str) -> None:
-        kind = sys.stdout.encoding or "utf-8"  # some terminals cannot show all that there is
+        if sys.stdout.isatty():  # which would take a byte of a young model for a command
+            piece = "".join("\N{REPLACEMENT CHARACTER}" if _is_control(sign) else sign for sign in piece)
+        kind = sys.stdout.encoding or "utf-8"  # not all can show all that there is
         sys.stdout.write(piece.encode(kind, "replace").decode(kind))
         sys.stdout.flush()
 
     yield show
+
+
+def _is_control(sign: str) -> bool:
+    return category(sign) == "Cc" and sign not in "\n\t"

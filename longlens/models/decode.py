@@ -28,6 +28,17 @@ def has_steps(layer: nn.Module, width: int) -> bool:
     return True
 
 
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """All tensors of a state, whatever it is made of."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from state_tensors(part)
+    elif isinstance(state, dict) or hasattr(state, "__dict__"):
+        yield from state_tensors(list((state if isinstance(state, dict) else vars(state)).values()))
+
+
 def window_start(length: int, context: int) -> int:
     """Where the window of a text of so many tokens begins: each begins half a context after the one before it."""
     hop = max(1, context // 2)

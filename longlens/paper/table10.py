@@ -5,7 +5,6 @@ kernel; for any other layer it is the derivative of an output, in a random direc
 direction: for attention a multiple of a row of the attention matrix, but for what goes through the scores.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from longlens.errors import BadInput
 from longlens.mixers.common import has_kernel
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
+from longlens.models.decode import state_tensors
 from longlens.paper.index import Computed, Found
 from longlens.progress import progress
 from longlens.reports.sheet import Column, Sheet
@@ -88,21 +88,10 @@ def _state_size(mixer: Mixer, width: int, length: int) -> int | None:
         return None
     state, constant = None, set()
     for token in torch.randn(STEPS, 1, width):
-        constant = set(map(id, _tensors(state)))  # what stays the same, as a matrix computed once, is no memory
+        constant = set(map(id, state_tensors(state)))  # what stays the same, as a matrix computed once, is no memory
         _, state = layer.step(token, state)  # pyright: ignore[reportCallIssue]
-    changing = (tensor for tensor in _tensors(state) if id(tensor) not in constant)
+    changing = (tensor for tensor in state_tensors(state) if id(tensor) not in constant)
     return sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in changing)
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors of a state, whatever it is made of."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from _tensors(part)
-    elif isinstance(state, dict) or hasattr(state, "__dict__"):
-        yield from _tensors(list((state if isinstance(state, dict) else vars(state)).values()))
 
 
 COLUMNS = {"decays": "decays", "regularized": "R", "special_init": "U.I", "stable": "stable"}

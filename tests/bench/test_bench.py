@@ -9,10 +9,13 @@ from rich.console import Console
 
 from longlens.bench.attention import bench_attention
 from longlens.bench.data import _table, bench_data
+from longlens.bench.decode import bench_decode
 from longlens.bench.layers import bench_layers, growth
 from longlens.bench.model import bench_model
 from longlens.bench.packages import bench_packages
 from longlens.cli import main
+from longlens.errors import BadInput
+from longlens.mixers.registry import list_mixers
 from longlens.options import options_of
 from longlens.reports.sheet import Sheet
 
@@ -57,6 +60,26 @@ def test_layers_show_every_length_at_any_width(tmp_path, width):
         assert f"{1e3 * row['seconds']:,.1f} ms ×" in text
     assert text.count(" ×1 ") >= 2 * len(lengths), "the first line is what the others are relative to"
     assert text.count(" 56 ┃") == 2
+
+
+def test_decode_measures_every_layer_with_a_step(tmp_path):
+    out = tmp_path / "decode.json"
+    text = shown(bench_decode(lengths=(24, 8), width=8, heads=2, rounds=1, out=out), 120)
+    rows = json.loads(out.read_text())["rows"]
+    without = {"bigbird", "hyena", "linformer", "long-conv", "reformer", "reformer-arena", "sgconv", "tnn"}
+    both = {"las-bidirectional", "s4-bidirectional", "s4-v2"}
+    assert {row["mixer"] for row in rows} == {*list_mixers()} - without - both
+    assert [row["length"] for row in rows[:2]] == [8, 24]
+    size = {(row["mixer"], row["length"]): row["bytes"] for row in rows}
+    assert 4 * 2 * 8 * 24 <= size["transformer", 24] <= 2 * 4 * 2 * 8 * (24 + 24), "keys and values, and room for more"
+    assert size["s4d", 8] == size["s4d", 24] == 8 * 8 * 32
+    assert all(row["seconds"] > 0 and row["parameters"] > 0 for row in rows)
+    assert text.count(" ×1 ") >= 4
+
+
+def test_decode_refuses_a_layer_without_a_step():
+    with pytest.raises(BadInput, match="mixers must be layers with a step, and hyena has none: leave it out"):
+        bench_decode(mixers=("las", "hyena"))
 
 
 def test_growth_is_the_largest_of_all_doublings():

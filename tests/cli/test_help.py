@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from longlens import api
-from longlens.cli import COMMANDS, GROUPS, data, train
+from longlens.cli import COMMANDS, GROUPS, data, generate, train
 from longlens.mixers.registry import find_mixer, list_mixers
-from longlens.models.config import ModelConfig
+from longlens.models.config import ModelConfig, Writing
 from longlens.options import Option, options_of
 from longlens.registry import read_skeleton
 from longlens.tasks.base import find_task, list_tasks
@@ -34,12 +34,12 @@ SCREENS = [
 
 def declared_options() -> dict[str, Option]:
     """Every option that a flag is made of, by where it is declared."""
-    places = {kind.__name__: options_of(kind) for kind in (ModelConfig, TrainingConfig, Runtime)}
+    places = {kind.__name__: options_of(kind) for kind in (ModelConfig, Writing, TrainingConfig, Runtime)}
     places |= {f"mixer {name}": find_mixer(name).options for name in list_mixers()}
     places |= {f"task {name}": options_of(find_task(name)) for name in list_tasks()}
     places |= {f.__name__: options_of(f) for f in (api.train, api.compare, api.sweep)}
     places |= {name: options_of(function) for name, function in FUNCTIONS.items()}
-    for module in (data, train):
+    for module in (data, generate, train):
         places[module.__name__] = {o.name: o for o in vars(module).values() if isinstance(o, Option)}
     return {f"{place}.{name}": option for place, options in places.items() for name, option in options.items()}
 

@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from longlens.data.codec import Codec, class_name, line_records
+from longlens.data.codec import Codec, Reader, class_name, line_records
 from longlens.data.readers import iter_records
 from longlens.data.values import Layout
 from longlens.errors import BadInput
@@ -235,3 +237,21 @@ def test_lines_are_sequences():
     ):
         with pytest.raises(BadInput, match=message):
             list(line_records(wrong, "stdin", real))
+
+
+BYTES = codec_of(create_task("enwik8"))
+
+
+@given(some.lists(some.one_of(some.binary(max_size=5), some.text(max_size=3).map(str.encode)), max_size=8))
+def test_bytes_in_parts_are_the_text_of_all(parts):
+    """Whole characters and halves of them, and what is none at all."""
+    reader = Reader(BYTES)
+    text = "".join(map(reader.read, parts)) + reader.end()
+    assert text == b"".join(parts).decode(errors="replace")
+
+
+def test_a_character_comes_with_its_last_byte():
+    reader = Reader(BYTES)
+    assert [reader.read([byte]) for byte in "é😀".encode()] == ["", "é", "", "", "", "😀"]
+    assert reader.read("€".encode()[:2]) == ""
+    assert reader.end() == "\ufffd"
