@@ -111,13 +111,14 @@ def _measure(
     """All layers after all texts in turn, so that a slow minute of the machine does not look like a long text."""
     torch.manual_seed(1)
     token, texts = torch.randn(batch, width, device=device), dict[tuple[str, int], _Text]()
-    with progress("decoding", len(layers) * len(lengths) * (rounds + 1)) as done:
+    with progress("reading", len(layers) * len(lengths), "texts") as done:
         for name, layer in layers.items():
             for length, text in zip(lengths, _after(layer, token, lengths), strict=True):
                 texts[name, length] = text
-                done(len(texts), f"{name} reads")
-        jobs: dict[tuple[str, int], Job] = {key: text.read for key, text in texts.items()}
-        seconds = time_interleaved(jobs, device, rounds, on_turn=lambda turn: done(len(texts) + turn), short=0.0)
+                done(len(texts), name)
+    jobs: dict[tuple[str, int], Job] = {key: text.read for key, text in texts.items()}
+    with progress("decoding", len(jobs) * rounds) as done:
+        seconds = time_interleaved(jobs, device, rounds, on_turn=done, short=0.0)
     rows: list[Row] = []
     for (name, length), text in texts.items():
         row = {"mixer": name, "length": length, "parameters": count_parameters(text.layer)}

@@ -34,7 +34,7 @@ COMMANDS = {
     "sweep": Command("longlens.cli.train:*sweep", "Train all combinations of some values, and choose the best."),
     "evaluate": Command("longlens.cli.train:evaluate", "Evaluate a checkpoint of a run on a split or a file."),
     "predict": Command("longlens.cli.predict:predict", "Predict the labels of new sequences with a trained model."),
-    "generate": Command("longlens.cli.generate:*generate", "Write on from a prompt with a trained language model."),
+    "generate": Command("longlens.cli.generate:*generate", "Generate text with a trained language model."),
     "explain": Command("longlens.cli.predict:explain", "Draw which part of a sequence decided its prediction."),
     "reproduce": Command("longlens.cli.reproduce:reproduce", "Reproduce tables, figures and theorems of the paper."),
     "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),
