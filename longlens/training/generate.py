@@ -42,7 +42,10 @@ class Continuation:
         if not decoder.cached:
             name = self.model.mixer.name
             found.append(f"{name} has no step: it reads the whole text again for each token, which is slow")
-        if len(self.tokens) + self.writing.tokens > decoder.context:
+        length, trained = len(self.tokens) + self.writing.tokens, self.model.spec.max_length
+        if min(length, decoder.context) > trained:
+            found.append(f"the model was trained on at most {trained:,} tokens: after more it may write worse")
+        if length > decoder.context:
             given = "in training" if self.writing.context is None else "asked for"
             found.append(
                 f"the model sees at most {decoder.context:,} tokens, as {given}: when there are more, it starts again "

@@ -65,8 +65,11 @@ def test_what_to_know_is_said_before():
     assert Continuation(model, codec, "the ", Writing(tokens=12)).notes == []
     (note,) = Continuation(model, codec, "the ", Writing(tokens=13)).notes
     assert note.startswith("the model sees at most 16 tokens, as in training: when there are more, it starts again")
-    (note,) = Continuation(model, codec, "the ", Writing(tokens=40, context=20)).notes
-    assert note.startswith("the model sees at most 20 tokens, as asked for")
+    first, second = Continuation(model, codec, "the ", Writing(tokens=40, context=20)).notes
+    assert first == "the model was trained on at most 16 tokens: after more it may write worse"
+    assert second.startswith("the model sees at most 20 tokens, as asked for")
+    assert Continuation(model, codec, "the ", Writing(tokens=40, context=44)).notes == [first]
+    assert Continuation(model, codec, "the ", Writing(tokens=12, context=44)).notes == []
     spec = model.spec
     hyena = create_model(spec, "hyena", depth=1, width=16).eval()
     (note,) = Continuation(hyena, codec, "the ", Writing(tokens=2)).notes
