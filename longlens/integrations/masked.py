@@ -1,0 +1,182 @@
+"""LaS in the place of a masked softmax: what the mask of another system means, and the fastest exact way to compute it.
+
+A mask is complete: it says all that a query may see, causality included. Most masks are one row of padding, with
+causality or without it, for which ``las_attention`` has fast paths; others (windows, documents, prefixes) are dense.
+
+The distance is that of the places in the tensor, so that padding before a sequence changes nothing in it. Documents
+that share a row, as in packed batches, are sequences of their own: smoothing and chunks begin anew in each.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longlens.errors import BadInput
+from longlens.integrations.settings import Settings
+from longlens.ops.checks import AttentionArguments, at_least_float32, no_autocast
+from longlens.ops.las import las_attention
+
+NEEDS_ALL_KEYS = (
+    "with a cache, smoothing and chunks need a mask of causality and padding alone, and this one hides more, as "
+    "sliding windows do: use l-attention, or no cache (use_cache=False)"
+)
+
+
+class Seen(NamedTuple):
+    """What the queries see."""
+
+    causal: bool  # no later keys
+    keys: int  # how many there are: what comes after them is the empty end of a static cache
+    mask: Tensor | None = None  # (B or 1, H or 1, 1, Lk): padding; dense: (…, Lq, Lk); None: nothing is hidden
+    starts: Tensor | None = None  # (B or 1, H or 1, Lk): where the sequence of each key begins; None: all at 0
+    dense: bool = False
+
+
+def split_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A mask that is boolean, True where a query may attend, or is added to the scores: as a boolean one, and the rest
+    of what is added, None if there is none."""
+    if mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
+        raise BadInput(f"the mask must be boolean or of floating-point numbers, got {mask.dtype}")
+    hidden = mask <= torch.finfo(mask.dtype).min / 2  # -inf, or the smallest number in its place
+    bias = mask.masked_fill(hidden, 0.0)
+    return ~hidden, bias if bool(bias.any()) else None
+
+
+def read_mask(mask: Tensor, queries: int, *, causal: bool) -> Seen:
+    """What a boolean mask (B or 1, H or 1, Lq or 1, Lk) means, True where a query may see a key. ``causal`` is how the
+    model means one that can be read in both ways."""
+    mask = mask.expand(-1, -1, queries, -1)
+    keys = mask.shape[-1]
+    if queries < keys:  # with a cache; a static one is longer than what is in it
+        filled = mask.flatten(0, 2).any(0).nonzero()
+        keys = max(int(filled[-1]) + 1 if len(filled) else 0, queries)
+        mask = mask[..., :keys]
+    triangle = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(keys - queries)
+    row = mask[..., -1:, :]  # the last query sees all but padding, unless the mask is dense
+    for way in (causal, not causal):
+        expected = row & triangle if way else row
+        if (way or queries == keys) and torch.equal(mask, expected.expand_as(mask)):
+            if bool(row.all()):
+                return Seen(way, keys)
+            row = row.clone()  # a view would keep the whole mask alive
+            starts = row.squeeze(-2).int().argmax(-1, keepdim=True).expand(-1, -1, keys)
+            return Seen(way, keys, row, starts if bool(starts.any()) else None)
+    sees_later = bool((mask & ~triangle).any())
+    if queries == keys:
+        return Seen(not sees_later, keys, mask, _documents(mask), dense=True)
+    last = mask.flatten(0, 1).any(0) * torch.arange(1, keys + 1, device=mask.device)  # (Lq, Lk)
+    if sees_later or not torch.equal(last.amax(-1), triangle.sum(-1)):
+        raise BadInput("with a cache the queries must be the last positions, and the mask says that they are not")
+    return Seen(True, keys, mask, dense=True)
+
+
+def _documents(mask: Tensor) -> Tensor | None:
+    """Where the document of each key begins, (B or 1, H or 1, L), if the mask (…, L, L) parts the sequence into
+    documents that do not see each other: one begins at each token that does not see the token before it."""
+    places = torch.arange(mask.shape[-1], device=mask.device)
+    begins = F.pad(~mask.diagonal(-1, dim1=-2, dim2=-1), (1, 0), value=True)
+    starts = torch.where(begins, places, 0).cummax(-1).values
+    crossing = mask & (starts.unsqueeze(-1) != starts.unsqueeze(-2))
+    return None if bool(crossing.any()) or not bool(starts.any()) else starts
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Seen,
+    settings: Settings,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """LaS of queries (B, H, Lq, d), which are the last of the keys, and keys and values (B, H or fewer, Lk, d): the
+    output (B, H, Lq, dv) and, if they are wanted, the weights (B, H, Lq, Lk) that multiply the values, by the formula.
+    A bias (B or 1, H or 1, Lq, Lk) is added to the decayed scores."""
+    if settings.side == "centered" and settings.smooths and seen.causal and seen.keys > 1:
+        raise BadInput("side must be past in causal attention, got centered, which would show each token later ones")
+    if seen.dense and query.shape[-2] < seen.keys and (settings.smooths or settings.chunk_size):
+        raise BadInput(NEEDS_ALL_KEYS)
+    all_keys, width = key.shape[-2], value.shape[-1]
+    key, value = key[..., : seen.keys, :], value[..., : seen.keys, :]
+    if need_weights:  # a key's weight is the output if its value alone is 1
+        unit = torch.eye(seen.keys, dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
+        value = torch.cat([value, unit], dim=-1)
+    given = AttentionArguments(
+        decay=settings.rates(query.shape[1]),
+        smoothing=settings.window,
+        side=settings.side,
+        chunk_size=settings.chunk_size,
+        is_causal=seen.causal,
+        attn_mask=seen.mask,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    if bias is not None or (seen.starts is not None and (seen.dense or settings.chunk_size)):
+        output = _attend_apart(query, key, value, seen, bias, given)
+    else:
+        output = las_attention(query, key, value, **vars(given), backend="reference" if need_weights else "auto")
+    if not need_weights:
+        return output, None
+    return output[..., :width], F.pad(output[..., width:], (0, all_keys - seen.keys))
+
+
+def _attend_apart(
+    query: Tensor, key: Tensor, value: Tensor, seen: Seen, bias: Tensor | None, given: AttentionArguments
+) -> Tensor:
+    """The same with L×L matrices, where sequences begin at different places or scores have a bias."""
+    key, value = given.repeat_groups(query, key, value)
+    queries, keys = query.shape[-2], key.shape[-2]
+    places = torch.arange(keys, device=query.device)
+    starts = places.new_zeros(1, 1, keys) if seen.starts is None else seen.starts
+    if given.chunk_size is not None:
+        starts = starts + (places - starts) // given.chunk_size * given.chunk_size
+    mask = starts[..., keys - queries :].unsqueeze(-1) == starts.unsqueeze(-2)  # (…, Lq, Lk)
+    if seen.mask is not None:
+        mask = mask & seen.mask
+        value = value.masked_fill(~seen.mask.any(-2).unsqueeze(-1), 0.0)  # padding lends nothing to the smoothing
+    if given.smoothing is not None:
+        assert isinstance(given.smoothing, int)
+        value = _smooth_apart(value, given.smoothing, given.side, starts)
+    if bias is not None:
+        return _attend_with_bias(query, key, value, mask, bias[..., :keys], given)
+    options = {"decay": given.decay, "is_causal": given.is_causal, "scale": given.scale, "dropout_p": given.dropout_p}
+    return las_attention(query, key, value, attn_mask=mask, **options)
+
+
+def _smooth_apart(value: Tensor, window: int, side: str, starts: Tensor) -> Tensor:
+    """The moving average of values (B, H, L, d) within sequences that begin at ``starts``, (B or 1, H or 1, L)."""
+    length, offset = value.shape[-2], window // 2 if side == "centered" else 0
+    places, total = torch.arange(length, device=value.device), torch.zeros_like(at_least_float32(value))
+    for shift in range(-offset, window - offset):
+        source = places - shift
+        inside = (source >= 0) & (source < length)
+        source = source.clamp(0, length - 1)
+        total = total + value[..., source, :] * (inside & (starts == starts[..., source])).unsqueeze(-1)
+    return (total / window).to(value.dtype)
+
+
+@no_autocast
+def _attend_with_bias(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor, given: AttentionArguments
+) -> Tensor:
+    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale + bias))·v"""
+    dtype, scale = query.dtype, given.score_scale(query)
+    query, key, value, bias = (at_least_float32(x) for x in (query, key, value, bias))
+    places = torch.arange(key.shape[-2], device=query.device)
+    distance = places[key.shape[-2] - query.shape[-2] :, None] - places  # (Lq, Lk)
+    scores = query @ key.mT * scale
+    if given.decay is not None:
+        rates = torch.as_tensor(given.decay, device=query.device, dtype=scores.dtype)
+        scores = scores * torch.exp(-rates[:, None, None] * distance.abs())
+    mask = mask & (distance >= 0) if given.is_causal else mask
+    weights = torch.softmax((scores + bias).masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
+    return (torch.dropout(weights, given.dropout_p, train=True) @ value).to(dtype)
