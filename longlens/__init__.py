@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from longlens.api import load_run as load_run
     from longlens.api import sweep as sweep
     from longlens.api import train as train
+    from longlens.integrations.pytorch import replace_attention as replace_attention
     from longlens.mixers.common import LaSCache as LaSCache
     from longlens.mixers.las import LaSAttention as LaSAttention
     from longlens.mixers.registry import create_mixer as create_mixer
@@ -46,6 +47,7 @@ _HOME = {
     "list_mixers": "longlens.mixers.registry",
     "list_tasks": "longlens.tasks.base",
     "load_run": "longlens.api",
+    "replace_attention": "longlens.integrations.pytorch",
     "smooth_values": "longlens.ops.smoothing",
     "sweep": "longlens.api",
     "train": "longlens.api",

@@ -47,6 +47,15 @@ def split_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return ~hidden, bias if bool(bias.any()) else None
 
 
+def read_padding(tokens: Tensor, *, causal: bool) -> Seen:
+    """What is seen if nothing but padding is hidden: (B or 1, H or 1, 1, Lk), True for tokens."""
+    keys = tokens.shape[-1]
+    if bool(tokens.all()):
+        return Seen(causal, keys)
+    starts = tokens.squeeze(-2).int().argmax(-1, keepdim=True).expand(-1, -1, keys)
+    return Seen(causal, keys, tokens, starts if bool(starts.any()) else None)
+
+
 def read_mask(mask: Tensor, queries: int, *, causal: bool) -> Seen:
     """What a boolean mask (B or 1, H or 1, Lq or 1, Lk) means, True where a query may see a key. ``causal`` is how the
     model means one that can be read in both ways."""
@@ -61,11 +70,7 @@ def read_mask(mask: Tensor, queries: int, *, causal: bool) -> Seen:
     for way in (causal, not causal):
         expected = row & triangle if way else row
         if (way or queries == keys) and torch.equal(mask, expected.expand_as(mask)):
-            if bool(row.all()):
-                return Seen(way, keys)
-            row = row.clone()  # a view would keep the whole mask alive
-            starts = row.squeeze(-2).int().argmax(-1, keepdim=True).expand(-1, -1, keys)
-            return Seen(way, keys, row, starts if bool(starts.any()) else None)
+            return read_padding(row.clone(), causal=way)  # a view would keep the whole mask alive
     sees_later = bool((mask & ~triangle).any())
     if queries == keys:
         return Seen(not sees_later, keys, mask, _documents(mask), dense=True)

@@ -3,10 +3,10 @@
     import longlens.integrations.huggingface
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="las")  # las-chunk, l-attention, s-attention
 
-Its settings are those of ``LaSAttention``. They stand in the model's config, as ``config.las = {"max_rate": 1e-3}``, and
-are saved and loaded with it; ``configure`` changes them. Models keep their masks: padding, sliding windows, packed
-sequences. Cross-attention stays plain, as two sequences have no distance. Numbers that a model adds to its scores (T5's
-biases) are added after the decay. What LaS does not define (soft caps, sinks, sparse indices) is refused.
+Its settings are those of ``LaSAttention``, in the model's config (``config.las = {"max_rate": 1e-3}``), with which they
+are saved and loaded; ``configure`` changes them. Models keep their masks: padding, sliding windows, packed sequences.
+Cross-attention stays plain, as two sequences have no distance. Numbers that a model adds to its scores (T5's biases)
+are added after the decay. What LaS does not define (soft caps, sinks, sparse indices) is refused.
 """
 
 import inspect
