@@ -31,7 +31,7 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
     """Turn the ``nn.MultiheadAttention`` layers of a model into LaS, in place and with the weights that they have.
 
     They are called as before, and their checkpoints are the same. A call with a causal mask is causal, one without a
-    mask sees both sides; other masks and biases stay what they are. A call with the keys of another sequence is refused:
+    mask sees both sides; other masks and biases stay what they are. A call with keys of another sequence is refused:
     name such layers in ``skip``.
 
     Args:

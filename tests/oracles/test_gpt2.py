@@ -81,3 +81,17 @@ def test_padding_on_the_right_is_the_attention_mask_of_gpt2():
     tokens = torch.randint(V, (3, L))
     expected = theirs(tokens, attention_mask=mask.long()).logits
     torch.testing.assert_close(ours(tokens, mask)[mask], expected[mask], rtol=0, atol=1e-10)
+
+
+def test_a_gpt2_with_las_attention_is_a_model_of_ours_with_las():
+    import longlens.integrations.huggingface  # noqa: F401 (registers)
+
+    theirs = oracle("las")
+    theirs.config.las |= {"max_rate": 0.2, "window": 3}
+    ours = create_model(
+        SPEC, "las", positions="learned", depth=DEPTH, width=D, heads=H, max_rate=0.2, window=3, dtype=torch.float64
+    )
+    given = dict(theirs.named_parameters())
+    ours.load_state_dict({name: given[other].T if turned else given[other] for name, other, turned in names()})
+    tokens = torch.randint(V, (3, L))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-10)

@@ -1,0 +1,244 @@
+"""Models of transformers with LaS attention: what they compute, and what they refuse."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the package 'transformers' is not installed")
+
+import transformers
+from support.tiny_models import MODELS, STEEP, V, inputs, outputs, tiny
+from transformers import DynamicCache, StaticCache
+
+from longlens.errors import BadInput
+from longlens.integrations.huggingface import configure
+from longlens.integrations.huggingface.attention import NAMES
+
+
+def close(actual, expected, atol=1e-5, rtol=0):
+    """Rotations, norms and rates are float32 in models of float64."""
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+TAKE_IT = ["llama", "qwen3", "mistral", "gpt2", "bert", "modernbert", "vit", "t5-encoder", "t5", "bart"]
+
+
+@pytest.mark.parametrize("name", TAKE_IT)
+def test_outputs_and_gradients_are_those_of_the_formula(name):
+    given = inputs(name)
+    found = {}
+    for attention in ("las", "formula"):
+        model = tiny(name, attention)
+        result = outputs(model, **given)
+        tokens = given["attention_mask"].bool() if result.shape[1] == 9 else slice(None)  # padding has no meaning
+        result[tokens].square().mean().backward()
+        found[attention] = result[tokens].detach(), {n: p.grad for n, p in model.named_parameters()}
+    close(found["las"][0], found["formula"][0])
+    close(found["las"][1], found["formula"][1], rtol=1e-5, atol=1e-5)
+    plain = outputs(tiny(name, "sdpa"), **given)
+    plain = plain[given["attention_mask"].bool()] if plain.shape[1] == 9 else plain
+    assert (plain - found["las"][0]).abs().max() > 1e-3, "LaS shows"
+
+
+@pytest.mark.parametrize("name", TAKE_IT)
+def test_without_decay_and_smoothing_it_is_plain_attention(name):
+    given = inputs(name)
+    las, plain = (outputs(tiny(name, way, las={"max_rate": 0, "window": None}), **given) for way in ("las", "sdpa"))
+    tokens = given["attention_mask"].bool() if las.shape[1] == 9 else slice(None)
+    close(las[tokens], plain[tokens])
+
+
+@pytest.mark.parametrize(("name", "attention"), [*(("llama", name) for name in NAMES), ("gpt2", "las")])
+def test_a_left_padded_batch_is_each_sequence_alone(name, attention):
+    model = tiny(name, attention, las={"chunk_size": 4} if attention == "las-chunk" else {})
+    given = inputs(name, lengths=(9, 5, 3))
+    together = outputs(model, **given)
+    for row, length in enumerate((9, 5, 3)):
+        alone = outputs(model, input_ids=given["input_ids"][row : row + 1, -length:])
+        close(together[row, -length:], alone[0])
+
+
+def in_parts(model, given, parts, cache):
+    """The outputs for a sequence that is given in parts, after one another."""
+    done, found = 0, []
+    for part in parts:
+        cut = {"input_ids": given["input_ids"][:, done : done + part]}
+        cut["attention_mask"] = given["attention_mask"][:, : done + part]
+        if "position_ids" in given:
+            cut["position_ids"] = given["position_ids"][:, done : done + part]
+        found.append(model(**cut, past_key_values=cache, use_cache=True).logits)
+        done += part
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(("name", "attention"), [*(("llama", name) for name in NAMES), ("gpt2", "las")])
+def test_with_a_cache_the_outputs_are_the_same(name, kind, attention):
+    model = tiny(name, attention, las={"chunk_size": 4} if attention == "las-chunk" else {})
+    given = inputs(name, lengths=(12, 7))
+    whole = outputs(model, **given)
+    cache = DynamicCache() if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=17)
+    parts = in_parts(model, given, (6, 3, 1, 1, 1), cache)
+    tokens = given["attention_mask"].bool()
+    close(parts[tokens], whole[tokens])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_generate_is_the_same_with_and_without_a_cache(name):
+    given = inputs(name, lengths=(6, 4))
+    given.pop("decoder_input_ids", None)
+    given.pop("position_ids", None)
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    model = tiny(name)
+    ways = [model.generate(**given, **options, use_cache=use_cache) for use_cache in (True, False)]
+    ways += [model.generate(**given, **options, cache_implementation="static")] if name == "llama" else []
+    for way in ways[1:]:
+        assert way.sequences.tolist() == ways[0].sequences.tolist()
+        close(torch.stack(way.logits), torch.stack(ways[0].logits))
+
+
+@pytest.mark.parametrize("attention", NAMES)
+def test_packed_documents_are_sequences_of_their_own(attention):
+    model = tiny("llama", attention, las={"chunk_size": 4} if attention == "las-chunk" else {})
+    documents = [torch.randint(3, V, (1, length)) for length in (6, 1, 7)]
+    places = torch.cat([torch.arange(document.shape[1]) for document in documents])[None]
+    packed = outputs(model, input_ids=torch.cat(documents, dim=1), position_ids=places, use_cache=False)
+    close(packed, torch.cat([outputs(model, input_ids=d) for d in documents], dim=1))
+
+
+def test_custom_masks_are_computed_by_the_formula():
+    tokens = torch.randint(3, V, (2, 9))
+    prefix = torch.ones(9, 9, dtype=torch.bool).tril()
+    prefix[:4, :4] = True  # the first tokens see each other
+    scattered = torch.rand(2, 1, 9, 9) > 0.4
+    scattered |= torch.eye(9, dtype=torch.bool)
+    for mask in (prefix.expand(2, 1, -1, -1), scattered):
+        las, formula = (
+            outputs(tiny("llama", way), input_ids=tokens, attention_mask=mask) for way in ("las", "formula")
+        )
+        close(las, formula)
+        added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+        close(outputs(tiny("llama"), input_ids=tokens, attention_mask=added), las)
+
+
+def test_a_sliding_window_with_a_cache():
+    """Keys that a window has passed are gone, and their values with them, which smoothing would need."""
+    given = inputs("mistral", lengths=(9, 9))
+    model = tiny("mistral", "l-attention", las={"max_rate": 0.3})
+    parts = in_parts(model, given, (4, 1, 1, 2, 1), DynamicCache(config=model.config))
+    close(parts, outputs(model, **given))
+    model = tiny("mistral")
+    in_parts(model, given, (3, 1, 1), DynamicCache(config=model.config))  # within the window
+    with pytest.raises(BadInput, match=r"hides more, as sliding windows do: use l-attention, or no cache"):
+        in_parts(model, given, (4, 1, 1, 1), DynamicCache(config=model.config))
+    with pytest.raises(BadInput, match="hides more"):
+        in_parts(model, given, (4, 4), DynamicCache())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "vit", "t5"])
+def test_attention_weights_are_those_of_the_formula(name):
+    given = inputs(name)
+    las, formula = (tiny(name, way)(**given, output_attentions=True) for way in ("las", "formula"))
+    keys = [key for key in formula if key.endswith("attentions") and formula[key]]
+    assert len(keys) == (3 if name == "t5" else 1)
+    for key in keys:
+        assert len(las[key]) == 2, "one for each layer"
+        for ours, theirs in zip(las[key], formula[key], strict=True):
+            if name in ("llama", "gpt2"):  # padding sees nothing
+                rows = given["attention_mask"].bool()[:, None].expand(theirs.shape[:3])
+                ours, theirs = ours[rows], theirs[rows]
+            close(ours, theirs)
+
+
+def test_weights_of_a_static_cache_have_its_length():
+    model, tokens = tiny("llama"), torch.randint(3, V, (1, 5))
+    cache = StaticCache(config=model.config, max_cache_len=8)
+    weights = model(tokens, past_key_values=cache, output_attentions=True).attentions[0]
+    close(weights[..., :5], model(tokens, output_attentions=True).attentions[0])
+    assert weights.shape[-1] == 8
+    assert not weights[..., 5:].any()
+
+
+def test_dropout_of_the_weights_is_on_in_training_alone():
+    model = tiny("llama", attention_dropout=0.5)
+    given = inputs("llama")
+    close(outputs(model, **given), outputs(model, **given), atol=0)
+    model.train()
+    assert (outputs(model, **given) - outputs(model, **given)).abs().max() > 1e-3
+
+
+def test_settings_are_saved_and_loaded(tmp_path):
+    model, given = tiny("llama", las={"max_rate": 0.2, "window": 7}), inputs("llama")
+    first, expected = tmp_path / "first", outputs(model, **given)
+    model.save_pretrained(first)
+    again = transformers.AutoModelForCausalLM.from_pretrained(first)
+    close(outputs(again, **given), expected, atol=0)
+    assert again.config.las == {
+        "attention": "las", "max_rate": 0.2, "window": 7, "side": "past", "chunk_size": None, "schedule": "exp-uniform"
+    }  # fmt: skip
+    again.save_pretrained(tmp_path / "second")
+    third = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+    close(outputs(third, **given), expected, atol=0)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(first, attn_implementation="sdpa")
+    close(outputs(plain, **given), outputs(tiny("llama", "sdpa"), **given), atol=0)
+    plain.save_pretrained(tmp_path / "plain")
+    assert "attn_implementation" not in (tmp_path / "plain" / "config.json").read_text()
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").config._attn_implementation == "sdpa"
+
+
+def test_the_implementation_of_a_model_can_be_changed():
+    given = inputs("t5")
+    model = tiny("t5", "sdpa", las=None)
+    plain = outputs(model, **given)
+    configure(model, **STEEP)
+    close(outputs(model, **given), outputs(tiny("t5"), **given), atol=0)
+    model.set_attn_implementation("l-attention")
+    expected = outputs(tiny("t5", "l-attention", las={"max_rate": 0.3}), **given)
+    close(outputs(model, **given), expected, atol=0)
+    configure(model, "las-chunk", window=5)
+    assert model.config.las["chunk_size"] == 128
+    assert model.config.las["max_rate"] == 0.3
+    configure(model, "las")
+    assert model.config.las["chunk_size"] is None
+    model.set_attn_implementation("sdpa")
+    close(outputs(model, **given), plain, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gptj", "bloom", "falcon", "mpt", "deberta"])
+def test_a_model_that_computes_its_attention_itself_says_so(name):
+    with pytest.raises(BadInput, match=rf"{MODELS[name][0]} computes its attention itself.* cannot take .*'las'"):
+        tiny(name)
+    with pytest.raises(BadInput, match="computes its attention itself"):
+        configure(tiny(name, "eager", las=None))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("gemma2", "caps its scores"), ("gpt-oss", "has attention sinks")])
+def test_what_las_does_not_define_is_refused(name, reason):
+    with pytest.raises(BadInput, match=f"Attention {reason}, which 'las' does not define: choose eager"):
+        outputs(tiny(name), **inputs(name))
+
+
+def test_a_centered_window_is_for_encoders():
+    centered = STEEP | {"side": "centered"}
+    outputs(tiny("bert", las=centered), **inputs("bert"))
+    for given in (inputs("llama"), {"input_ids": torch.randint(3, V, (1, 4))}):
+        with pytest.raises(BadInput, match="side must be past in causal attention, got centered"):
+            outputs(tiny("llama", las=centered), **given)
+
+
+@pytest.mark.parametrize(
+    ("las", "reason"),
+    [
+        ({"max_rates": 0.1}, "attention 'las' has no option 'max_rates'; did you mean 'max_rate'?"),
+        ({"window": 4}, "window must be an odd number of at least 1 or none, got 4"),
+        ({"window": [3]}, "window must be an odd number"),
+        ([5], "config.las must be a dict of settings"),
+    ],
+)
+def test_wrong_settings_are_refused(las, reason):
+    config = transformers.LlamaConfig(**MODELS["llama"][1])
+    config.las = las
+    with pytest.raises(BadInput, match=reason.replace("?", r"\?")):
+        transformers.LlamaForCausalLM._from_config(config, attn_implementation="las")
+    with pytest.raises(BadInput, match="attn_implementation must be one of las, las-chunk"):
+        configure(tiny("llama"), "sdpa")
