@@ -1,5 +1,8 @@
 """Models of transformers with LaS attention: what they compute, and what they refuse."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -184,6 +187,34 @@ def test_settings_are_saved_and_loaded(tmp_path):
     plain.save_pretrained(tmp_path / "plain")
     assert "attn_implementation" not in (tmp_path / "plain" / "config.json").read_text()
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow
+def test_what_is_saved_is_not_plain_attention_where_longlens_is_missing(tmp_path):
+    tiny("llama").save_pretrained(tmp_path)
+    code = f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'Specified `attn_implementation="las"` is not supported' in done.stderr
+
+
+@pytest.mark.slow
+def test_the_trainer_trains_it(tmp_path):
+    pytest.importorskip("accelerate", reason="the Trainer of transformers needs the package 'accelerate'")
+    model = tiny("llama").float()
+    tokens = [3 + (7 * start + torch.arange(12)) % 20 for start in range(16)]  # each follows from the one before it
+    samples = [{"input_ids": row, "labels": row} for row in tokens]
+    options = transformers.TrainingArguments(
+        str(tmp_path), max_steps=12, learning_rate=1e-2, per_device_train_batch_size=8, save_strategy="no",
+        report_to="none", disable_tqdm=True, use_cpu=True, logging_steps=6,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, options, train_dataset=samples)
+    trainer.train()
+    first, last = (record["loss"] for record in trainer.state.log_history if "loss" in record)
+    assert last < first
+    trainer.save_model()
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config._attn_implementation == "las"
+    close(outputs(again, input_ids=tokens[0][None]), outputs(model.eval(), input_ids=tokens[0][None]))
 
 
 def test_the_implementation_of_a_model_can_be_changed():

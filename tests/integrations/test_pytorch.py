@@ -10,6 +10,11 @@ import longlens
 from longlens import LaSAttention, replace_attention
 from longlens.errors import BadInput
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+
 D, H, L, B = 24, 4, 9, 3
 STEEP = {"max_rate": 0.3, "window": 3}
 PADDING = torch.arange(L) >= torch.tensor([[9], [5], [2]])  # True is padding, as in torch
@@ -41,7 +46,6 @@ def as_layer(attention, **options):
     return layer
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"batch_first": False}, {"bias": False}], ids=str)
 def test_without_decay_and_smoothing_the_model_is_what_it_was(options, training):

@@ -174,7 +174,7 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             )
         seen, bias = Seen(causal, key.shape[-2]), position_bias
         if attention_mask is not None:
-            seen, more = _read(attention_mask, query.shape[-2], causal)  # pyright: ignore[reportCallIssue]
+            seen, more = _read(attention_mask, query.shape[-2], causal)
             bias = more if bias is None else bias if more is None else bias + more
         options = {"bias": bias, "scale": scaling, "dropout_p": dropout, "need_weights": wanted}
         output, weights = attend(query, key, value, seen, _settings(cast(Any, module).config, name), **options)
@@ -235,7 +235,6 @@ def _attend_across(
     return (output[..., :width], output[..., width:].transpose(1, 2)) if need_weights else (output, None)
 
 
-@torch.compiler.disable
 def _read(mask: Tensor, queries: int, causal: bool) -> tuple[Seen, Tensor | None]:
     """What a mask means, read once for all layers, and the numbers that it adds to the scores."""
     if mask.ndim != 4:
@@ -255,6 +254,6 @@ def _read(mask: Tensor, queries: int, causal: bool) -> tuple[Seen, Tensor | None
 _READ = WeakIdKeyDictionary()
 
 for _name in NAMES:
-    AttentionInterface.register(_name, _attention(_name))
+    AttentionInterface.register(_name, torch.compiler.disable(_attention(_name)))  # it looks at the values of masks
     AttentionMaskInterface.register(_name, las_mask)
 PreTrainedModel.get_correct_attn_implementation = _follow(PreTrainedModel.get_correct_attn_implementation)
