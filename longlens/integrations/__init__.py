@@ -1,1 +1,1 @@
-"""Other people's systems: Ray."""
+"""Other people's systems and models: Ray, transformers, plain PyTorch."""

@@ -273,3 +273,19 @@ def test_wrong_settings_are_refused(las, reason):
         transformers.LlamaForCausalLM._from_config(config, attn_implementation="las")
     with pytest.raises(BadInput, match="attn_implementation must be one of las, las-chunk"):
         configure(tiny("llama"), "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("None", "transformers is not installed: pip install 'longlens[hf]'"),
+        (
+            "types.SimpleNamespace(__version__='4.57.6')",
+            "transformers must be of version 5.22 or newer, got 4.57.6: pip install --upgrade 'longlens[hf]'",
+        ),
+    ],
+)
+def test_transformers_that_is_missing_or_old_is_one_sentence(module, reason):
+    code = f"import sys, types; sys.modules['transformers'] = {module}; import longlens.integrations.huggingface"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == f"ImportError: {reason}"

@@ -4,8 +4,8 @@ try:
     import transformers as _transformers
 except ImportError:
     raise ImportError("transformers is not installed: pip install 'longlens[hf]'") from None
-if int(_transformers.__version__.partition(".")[0]) < 5:
-    _given = f"transformers must be version 5 or newer, got {_transformers.__version__}"
+if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 22):
+    _given = f"transformers must be of version 5.22 or newer, got {_transformers.__version__}"
     raise ImportError(f"{_given}: pip install --upgrade 'longlens[hf]'")
 
 from longlens.integrations.huggingface.attention import configure as configure
