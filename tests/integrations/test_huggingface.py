@@ -124,6 +124,32 @@ def test_custom_masks_are_computed_by_the_formula():
         close(outputs(tiny("llama"), input_ids=tokens, attention_mask=added), las)
 
 
+def test_a_mask_that_was_changed_in_place_is_read_again():
+    model, tokens = tiny("llama"), torch.randint(3, V, (1, 6))
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    outputs(model, input_ids=tokens, attention_mask=mask)
+    mask[..., 0] = False
+    changed = outputs(model, input_ids=tokens, attention_mask=mask)
+    close(changed, outputs(model, input_ids=tokens, attention_mask=mask.clone()))
+
+
+def test_masks_that_do_not_fit_are_refused(monkeypatch):
+    layer = tiny("llama").model.layers[0].self_attn
+    attend = transformers.AttentionInterface()["las"]
+    heads = torch.randn(1, 4, 3, 6, dtype=torch.float64)
+    with pytest.raises(BadInput, match=r"must be \(batch, heads or 1, queries, keys = 3\), got \(1, 1, 3, 5\)"):
+        attend(layer, heads, heads, heads, torch.ones(1, 1, 3, 5, dtype=torch.bool))
+    with pytest.raises(BadInput, match="a window or several sequences in a row, and gives 'las' no mask of it"):
+        attend(layer, heads, heads, heads, None, sliding_window=2)
+    with pytest.raises(BadInput, match="with a cache the queries must be the last positions"):
+        attend(layer, heads[:, :, :2], heads, heads, torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()[None, None])
+    with pytest.raises(BadInput, match="3 queries and 2 keys without being causal"):
+        attend(layer, heads, heads[:, :, :2], heads[:, :, :2], None, is_causal=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(BadInput, match="has 2 of 4 heads in this process, and 'las' cannot tell which"):
+        attend(layer, heads[:, :2], heads[:, :2], heads[:, :2], None)
+
+
 def test_a_sliding_window_with_a_cache():
     """Keys that a window has passed are gone, and their values with them, which smoothing would need."""
     given = inputs("mistral", lengths=(9, 9))
@@ -235,7 +261,7 @@ def test_the_implementation_of_a_model_can_be_changed():
     close(outputs(model, **given), plain, atol=0)
 
 
-@pytest.mark.parametrize("name", ["gptj", "bloom", "falcon", "mpt", "deberta"])
+@pytest.mark.parametrize("name", ["gptj", "bloom", "falcon", "mpt", "deberta", "mamba"])
 def test_a_model_that_computes_its_attention_itself_says_so(name):
     with pytest.raises(BadInput, match=rf"{MODELS[name][0]} computes its attention itself.* cannot take .*'las'"):
         tiny(name)

@@ -50,6 +50,7 @@ MODELS = {
     "falcon": ("FalconForCausalLM", SIZES),
     "mpt": ("MptForCausalLM", {"vocab_size": V, "d_model": 24, "n_heads": 4, "n_layers": 1}),
     "deberta": ("DebertaV2Model", SIZES),
+    "mamba": ("MambaForCausalLM", {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 1}),
     "gemma2": ("Gemma2ForCausalLM", GROUPED),
     "gpt-oss": ("GptOssForCausalLM", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
 }

@@ -10,7 +10,9 @@ are added after the decay. What LaS does not define (soft caps, sinks, sparse in
 """
 
 import inspect
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache, wraps
 from typing import Any, cast
 
@@ -62,6 +64,11 @@ def configure(model: PreTrainedModel, attn_implementation: str | None = None, **
     for config in _configs(model):
         _write(config, name, chosen)
     model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise BadInput(
+            f"{type(model).__name__} does not let its attention be changed: give attn_implementation={name!r} "
+            "when it is made"
+        )
     return model
 
 
@@ -103,11 +110,24 @@ def _checked(name: str, *given: tuple[str, Any]) -> Settings:
 
 
 def _refuse_own_attention(model: PreTrainedModel, name: str) -> None:
-    if not model._can_set_attn_implementation():
+    """Refuse a model that would take the name and ignore it. One that is made of other models leaves it to them."""
+    made_of_others = bool(model.config.sub_configs) and model._can_set_attn_implementation()
+    if not (made_of_others or _uses_interface(type(model))):
         raise BadInput(
             f"{type(model).__name__} computes its attention itself, not through transformers' attention interface, and "
             f"cannot take attn_implementation={name!r}: choose another model (Llama, Qwen3, GPT-2, BERT, ViT, …)"
         )
+
+
+@cache
+def _uses_interface(model: type[PreTrainedModel]) -> bool:
+    """Whether the file of a class, or of one that it derives from, looks an attention function up."""
+    for base in model.__mro__:
+        if issubclass(base, PreTrainedModel) and base is not PreTrainedModel:
+            with suppress(OSError, TypeError):  # a class of a notebook has no file
+                if "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(sys.modules[base.__module__]):
+                    return True
+    return False
 
 
 def _follow(choose: Callable[..., str]) -> Callable[..., str]:
@@ -138,7 +158,8 @@ def las_mask(*, config: PreTrainedConfig, mask_function: Callable[..., Any], **g
     cached = isinstance(offset, Tensor) or offset > 0
     if hides_more and cached and (settings.smooths or settings.chunk_size):  # the hidden would be taken for padding
         raise BadInput(NEEDS_ALL_KEYS)
-    if mask_function is causal_mask_function and queries == given["kv_length"] and not torch.compiler.is_compiling():
+    may_skip = given.get("allow_is_causal_skip", True) and not torch.compiler.is_compiling()
+    if may_skip and mask_function is causal_mask_function and queries == given["kv_length"]:
         padding = given.get("attention_mask")
         if padding is None or bool(padding.all()):
             return None
@@ -162,7 +183,7 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:  # (B, Lq, H, d), and the weights (B, H, Lq, Lk) if they are wanted
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        _refuse_undefined(module, name, attention_mask, key.shape[-2], kwargs)
+        _refuse_undefined(module, name, query, key, attention_mask, kwargs)
         # Some models pass the wish on, others leave it to the hooks that collect what is wanted.
         wanted = bool(kwargs.get("output_attentions")) or "attentions" in (_active_collector.get() or ())
         if _is_cross(module, causal):
@@ -183,13 +204,23 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attention
 
 
-def _refuse_undefined(module: nn.Module, name: str, mask: Tensor | None, keys: int, given: dict[str, Any]) -> None:
+def _refuse_undefined(
+    module: nn.Module, name: str, query: Tensor, key: Tensor, mask: Tensor | None, given: dict[str, Any]
+) -> None:
     model, instead = type(module).__name__, "choose eager or sdpa for this model"
     for argument, deed in UNDEFINED.items():
         if given.get(argument) is not None:
             raise BadInput(f"{model} {deed}, which {name!r} does not define: {instead}")
+    here, heads = query.shape[1], getattr(module.config, "num_attention_heads", None)
+    if isinstance(heads, int) and here < heads and torch.distributed.is_initialized():
+        raise BadInput(
+            f"{model} has {here} of {heads} heads in this process, and {name!r} cannot tell which: {instead}"
+        )
+    if mask is not None and (mask.ndim != 4 or mask.shape[-1] != key.shape[-2]):
+        wanted = f"(batch, heads or 1, queries, keys = {key.shape[-2]})"
+        raise BadInput(f"the mask of {model} must be {wanted}, got {tuple(mask.shape)}")
     window = given.get("sliding_window")
-    if mask is None and (given.get("cu_seq_lens_q") is not None or (window is not None and window < keys)):
+    if mask is None and (given.get("cu_seq_lens_q") is not None or (window is not None and window < key.shape[-2])):
         raise BadInput(
             f"{model} has a window or several sequences in a row, and gives {name!r} no mask of it: {instead}"
         )
@@ -237,8 +268,6 @@ def _attend_across(
 
 def _read(mask: Tensor, queries: int, causal: bool) -> tuple[Seen, Tensor | None]:
     """What a mask means, read once for all layers, and the numbers that it adds to the scores."""
-    if mask.ndim != 4:
-        raise BadInput(f"attention_mask must be (batch, heads or 1, queries, keys) in a layer, got {tuple(mask.shape)}")
     allowed, bias = split_mask(mask)
     if allowed is not mask or mask.is_inference():  # its versions are not counted
         return read_mask(allowed, queries, causal=causal), bias
