@@ -3,8 +3,8 @@
     pip install 'longlens[hf]' accelerate
     python examples/imdb_huggingface.py aclImdb                     # the folder of the unpacked aclImdb_v1.tar.gz
 
-The model is a small BERT that starts from nothing, the tokenizer is made of the words of the training set; with weights
-from the hub it would be ``AutoModelForSequenceClassification.from_pretrained(…, attn_implementation="las")``.
+The model is a small ModernBERT that starts from nothing, the tokenizer is made of the words of the training set; with
+weights from the hub it would be ``AutoModelForSequenceClassification.from_pretrained(…, attn_implementation="las")``.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
     DataCollatorWithPadding,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -54,11 +54,12 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def train(attention: str, splits: dict[str, list[dict]], tokenizer: PreTrainedTokenizerFast, args) -> dict[str, float]:
     """Train a model with an attention; its accuracy on the test set, and the seconds that it took."""
     set_seed(args.seed)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-        max_position_embeddings=args.length, pad_token_id=0,
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        global_attn_every_n_layers=1, classifier_pooling="mean", max_position_embeddings=args.length,
+        pad_token_id=0, cls_token_id=2, sep_token_id=2, bos_token_id=2, eos_token_id=2,
     )  # fmt: skip
-    model = BertForSequenceClassification._from_config(config, attn_implementation=attention)
+    model = ModernBertForSequenceClassification._from_config(config, attn_implementation=attention)
     if attention == "las":
         longlens.integrations.huggingface.configure(model, max_rate=args.max_rate, window=args.window)
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +84,7 @@ def train(attention: str, splits: dict[str, list[dict]], tokenizer: PreTrainedTo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="IMDB with plain attention and LaS in a BERT of transformers.")
+    parser = argparse.ArgumentParser(description="IMDB with plain attention and LaS in a ModernBERT of transformers.")
     parser.add_argument("folder", type=Path, help="the folder aclImdb")
     parser.add_argument("--samples", type=int, default=25_000, help="reviews to train on, and to test on")
     parser.add_argument("--length", type=int, default=128, help="words of a review")

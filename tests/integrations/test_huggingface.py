@@ -50,6 +50,13 @@ def test_without_decay_and_smoothing_it_is_plain_attention(name):
     close(las[tokens], plain[tokens])
 
 
+@pytest.mark.parametrize("name", ["t5-encoder", "bert"])
+def test_padding_on_the_left_lends_nothing_to_the_smoothing(name):
+    given = inputs(name, left=True)
+    las, formula = (outputs(tiny(name, way), **given)[given["attention_mask"].bool()] for way in ("las", "formula"))
+    close(las, formula)
+
+
 @pytest.mark.parametrize(("name", "attention"), [*(("llama", name) for name in NAMES), ("gpt2", "las")])
 def test_a_left_padded_batch_is_each_sequence_alone(name, attention):
     model = tiny(name, attention, las={"chunk_size": 4} if attention == "las-chunk" else {})
