@@ -86,7 +86,7 @@ def train(attention: str, splits: dict[str, list[dict]], tokenizer: PreTrainedTo
 def main() -> None:
     parser = argparse.ArgumentParser(description="IMDB with plain attention and LaS in a ModernBERT of transformers.")
     parser.add_argument("folder", type=Path, help="the folder aclImdb")
-    parser.add_argument("--samples", type=int, default=25_000, help="reviews to train on, and to test on")
+    parser.add_argument("--samples", type=int, default=5_000, help="reviews to train on, and to test on")
     parser.add_argument("--length", type=int, default=128, help="words of a review")
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--max-rate", type=float, default=0.02)

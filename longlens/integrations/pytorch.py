@@ -94,6 +94,9 @@ class LaSMultiheadAttention(nn.MultiheadAttention):
         """Asked by the layers of torch: with True, their fused kernel would compute plain attention."""
         return False
 
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
+
     def forward(
         self,
         query: Tensor,

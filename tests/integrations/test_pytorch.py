@@ -201,6 +201,8 @@ def test_every_variant(mixer):
     ours.load_state_dict({name: given[name.replace("in_proj.", "in_proj_")] for name in ours.state_dict()})
     mask = None if mixer == "las-bidirectional" else CAUSAL
     close(layer(x, x, x, attn_mask=mask)[0], ours(x))
+    close(copy.deepcopy(layer)(x, x, x, attn_mask=mask)[0], ours(x))
+    assert "schedule='exp-uniform'" in repr(layer)
 
 
 @pytest.mark.parametrize(
