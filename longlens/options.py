@@ -41,6 +41,7 @@ Odd = Annotated[int, Ge(1), Le(LARGEST), Predicate(lambda n: n % 2 == 1), Is("an
 OneOrEven = Annotated[
     int, Ge(1), Le(LARGEST), Predicate(lambda n: n == 1 or n % 2 == 0), Is("1 or an even number of at least 2")
 ]
+Port = Annotated[int, Ge(0), Le(65535), Is("a whole number from 0 to 65535")]
 Seed = Annotated[int, Ge(0), Le(2**63 - 1), Is("a whole number from 0 to 2^63 - 1")]
 Positive = Annotated[float, Gt(0), Le(1e12), Is("a number above 0")]
 NonNegative = Annotated[float, Ge(0), Le(1e12), Is("a number of at least 0")]

@@ -42,11 +42,12 @@ class Records:
     def __init__(self, folder: Path):
         self.folder = folder
         self.found: dict[str, Record] = {}
+        self.paths: dict[str, Path] = {}  # of the same
         self.problems: list[str] = []  # files that are no records
         for path in sorted(folder.glob("*/*.json")):
             try:
                 record = _read(path)
-                self.found[_key(record.config)] = record
+                self.found[_key(record.config)], self.paths[_key(record.config)] = record, path
             except BadInput as problem:
                 self.problems.append(str(problem))
 
@@ -76,7 +77,7 @@ class Records:
         path = self.folder / outcome.config.task.slug / f"{outcome.config.mixer.name}-{digest}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, values)
-        self.found[_key(outcome.config)] = _read(path)
+        self.found[_key(outcome.config)], self.paths[_key(outcome.config)] = _read(path), path
 
 
 def _key(config: Config) -> str:

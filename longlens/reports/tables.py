@@ -59,7 +59,7 @@ def _runs_table(title: str, folders: list[Path]) -> Sheet:
             sheet.notes.append(f"{name} is damaged: {problems[folder]}")
             continue
         config, result = found[folder]
-        about = [name, _named(config, different, with_mixer=False), config.recipe]
+        about = [name, describe(config, different, with_mixer=False), config.recipe]
         date = str(next(iter(read_environment(folder)), {}).get("date", ""))
         if result is None:
             steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdecimal()]
@@ -85,7 +85,7 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
     columns += [Column(name, number=True) for name in metrics]
     sheet = Sheet(title, columns + [Column(name, rank, number=True) for name, rank in RANKS.items()])
     marks = _other_environments(outcomes)
-    for group in _groups(outcomes):
+    for group in seed_groups(outcomes):
         values = group[0].config.values()
         mark = "*" if any(outcome.folder in marks for outcome in group) else ""
         cells = [_with_seeds(group) + mark, *(str(values.get(name, "")) for name in different)]
@@ -95,7 +95,7 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
             continue
         cells += _other_metrics([outcome.folder for outcome in group if outcome.result is not None], metrics)
         metric, scores = done[0]["metric"], ("test", "valid", "test_last")
-        cells += [_spread(metric, [result[key] for result in done]) for key in scores]
+        cells += [spread(metric, [result[key] for result in done]) for key in scores]
         cells += [f"{done[0]['parameters']:,}", f"{done[0]['steps']:,}"]
         cells.append(f"{mean(result['tokens_per_second'] for result in done):,.0f}")
         cells.append(f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB")
@@ -116,7 +116,7 @@ def _other_metrics(folders: list[Path], metrics: Sequence[str]) -> list[str]:
     from longlens.reports.metrics import other_metrics  # torch
 
     found = [other_metrics(folder, metrics) for folder in folders]
-    return [_spread("accuracy" if name in ACCURACIES else "", [values[name] for values in found]) for name in metrics]
+    return [spread("accuracy" if name in ACCURACIES else "", [values[name] for values in found]) for name in metrics]
 
 
 def _other_environments(outcomes: list[Outcome]) -> dict[Path, list[str]]:
@@ -142,10 +142,10 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
     metric, different = _metric(best), changing([outcome.config for outcome in outcomes])
     first, second = mean(_scores(best, "test")), mean(_scores(next_best, "test"))
     if first == second:
-        equal = [_named(group[0].config, different) for group in ranked if mean(_scores(group, "test")) == first]
+        equal = [describe(group[0].config, different) for group in ranked if mean(_scores(group, "test")) == first]
         yield f"{', '.join(equal[:-1])} and {equal[-1]} are equal, {show_metric(metric, first)}"
     else:
-        names = [_named(group[0].config, different) for group in (best, next_best)]
+        names = [describe(group[0].config, different) for group in (best, next_best)]
         line = f"{names[0]} is better than {names[1]}, {show_metric(metric, first)} to {show_metric(metric, second)}"
         error, how = _standard_error(best, next_best)
         if error is not None:
@@ -165,7 +165,7 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
         return
     best = max(ranked[0], key=lambda outcome: _sign(_metric(ranked[0])) * (outcome.result or {})["valid"])
     metric, test = _metric(ranked[0]), (best.result or {})["test"]
-    name = _named(best.config, changing([outcome.config for outcome in outcomes]))
+    name = describe(best.config, changing([outcome.config for outcome in outcomes]))
     chance, right = found[0], read_scores(best.folder)
     shown = f"{show_metric(metric, test)}, and the {chance.name} {show_metric(metric, chance.value)}"
     if metric == "accuracy" and right is not None and chance.right is not None and len(right) == len(chance.right):
@@ -206,14 +206,14 @@ def choice(outcomes: list[Outcome]) -> Iterator[str]:
     if len(ranked) < 2:
         return
     best, metric = ranked[0], _metric(ranked[0])
-    valid, test = (_spread(metric, _scores(best, key)) for key in ("valid", "test"))
-    name = _named(best[0].config, changing([outcome.config for outcome in outcomes]))
+    valid, test = (spread(metric, _scores(best, key)) for key in ("valid", "test"))
+    name = describe(best[0].config, changing([outcome.config for outcome in outcomes]))
     yield f"best on validation: {name}, {valid}; on the test set it has {test}"
 
 
 def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     """The runs that ended, those of one config together, the best first."""
-    groups = [[outcome for outcome in group if outcome.result is not None] for group in _groups(outcomes)]
+    groups = [[outcome for outcome in group if outcome.result is not None] for group in seed_groups(outcomes)]
     groups = [group for group in groups if group and None not in _scores(group, key)]
     better = bool(groups) and higher_is_better(_metric(groups[0]))
     return sorted(groups, key=lambda group: mean(_scores(group, key)), reverse=better)
@@ -239,7 +239,7 @@ def _metric(group: list[Outcome]) -> Any:
     return (group[0].result or {})["metric"]
 
 
-def _groups(outcomes: list[Outcome]) -> list[list[Outcome]]:
+def seed_groups(outcomes: list[Outcome]) -> list[list[Outcome]]:
     """Runs that differ in nothing but the seed belong together."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -265,7 +265,7 @@ def changing(configs: list[Config], *, seeds: bool = False) -> list[str]:
     return found
 
 
-def _named(config: Config, different: list[str], *, with_mixer: bool = True) -> str:
+def describe(config: Config, different: list[str], *, with_mixer: bool = True) -> str:
     values = config.values()
     parts = [f"{name.rpartition('.')[2]}={values[name]}" for name in different if name in values]
     return " ".join([config.mixer.name, *parts] if with_mixer else parts)
@@ -277,7 +277,7 @@ def _with_seeds(group: list[Outcome]) -> str:
     return name if len(group) == 1 else f"{name} ({done if done == len(group) else f'{done} of {len(group)}'} seeds)"
 
 
-def _spread(metric: str, values: list[float | None]) -> str:
+def spread(metric: str, values: list[float | None]) -> str:
     """The mean, and the standard deviation if there are several."""
     known = [value for value in values if value is not None]
     if len(known) < 2:

@@ -1,0 +1,130 @@
+"""What the report page has of the paper: records as runs, tables beside ours, pictures, attention maps."""
+
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from longlens.errors import LongLensError
+from longlens.files import check_out, write_atomic
+from longlens.paper.index import ARTIFACTS, Computed, find_artifact
+from longlens.paper.records import Records
+from longlens.paper.report import picture_of, study_sheets, summary
+from longlens.paper.run import MISSING, verdict_of
+from longlens.paper.study import Scale
+from longlens.reports.page.entries import Entry, Watch, is_sound
+from longlens.reports.page.render import Artifact, Figure, Still, draw_changing, render_page
+from longlens.reports.page.samples import inlined, show_samples
+from longlens.tasks.base import Task
+
+MAPPED = ("transformer", "l-attention", "s-attention", "las")  # layers whose weights can be drawn
+LONGEST = 1024  # tokens of a sample whose map is drawn
+
+
+def record_entries(results: Path) -> list[Entry]:
+    """The records of all scales as runs, as far as they can be read."""
+    entries = []
+    for records in map(Records, sorted(path for path in results.glob("*") if path.is_dir())):
+        for key, record in records.found.items():
+            path, state = records.paths[key], "finished" if record.result else "failed"
+            files = [(path.name, path.stat().st_size)]
+            made = [record.environment] if isinstance(record.environment, dict) else []
+            metrics = [line for line in record.metrics if is_sound(line)]
+            entries.append(
+                Entry(str(path), state, record.config, record.result, metrics, made, files, record.error or "")
+            )
+    return entries
+
+
+def write_page(out: Path, places: Iterable[Path], results: Path, scale: Scale = "mini", *, maps: bool = True) -> str:
+    """Write the page of some runs, and return the line that says where it is."""
+    check_out(out)
+    entries = [*Watch(places).look(), *record_entries(results)]
+    still = still_parts(results, scale, entries, maps=maps)
+    write_atomic(out, render_page(still, draw_changing(entries)))
+    return f"{len(entries):,} runs on one page: {out}"
+
+
+def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: bool) -> Still:
+    """All that does not change while runs train."""
+    entries = [*entries]
+    tasks: list[Task] = [entry.config.task for entry in entries if entry.config is not None]
+    figures = [*_attention(entries)] if maps else []
+    if not results.is_dir():
+        return Still(figures=figures, samples=show_samples(tasks))
+    records = Records(results / scale)
+    known = [_artifact(name, scale, records) for name in ARTIFACTS]
+    pictures = [picture for name in ARTIFACTS for picture in _picture(name, records)]
+    return Still(
+        summary=summary(scale, records), artifacts=known, figures=[*figures, *pictures], samples=show_samples(tasks)
+    )
+
+
+def _artifact(name: str, scale: Scale, records: Records) -> Artifact:
+    artifact = find_artifact(name)
+    about = f"{name}: {artifact.title}", artifact.claim, artifact.place
+    if isinstance(artifact, Computed):
+        found = artifact.recorded(records.folder.parent)
+        return Artifact(*about, found.verdict if found else MISSING, found.sentences if found else [])
+    return Artifact(*about, verdict_of(artifact, scale, records), [], study_sheets(artifact, scale, records))
+
+
+def _picture(name: str, records: Records) -> Iterator[Figure]:
+    artifact = find_artifact(name)
+    path = picture_of(artifact, records.folder)
+    if path.is_file():
+        yield Figure(f"{artifact.title}.", f"{artifact.place}. {artifact.claim}", inlined(path.read_bytes()))
+
+
+def _attention(entries: Iterable[Entry]) -> Iterator[Figure]:
+    """Maps of the first test sample of the first task whose data and models are there: a picture for each layer."""
+    chosen: dict[str, Entry] = {}
+    for entry in entries:
+        first = next(iter(chosen.values()), entry).config
+        if _has_map(entry) and entry.config and first and entry.config.task.title == first.task.title:
+            chosen.setdefault(entry.config.mixer.name, entry)
+    for mixer in sorted(chosen):
+        with suppress(LongLensError, OSError):  # its files may be gone or damaged
+            yield _draw_maps(chosen[mixer])
+
+
+def _has_map(entry: Entry) -> bool:
+    """Whether its weights can be drawn: a finished run, of one of our attention layers, with its model and data."""
+    config = entry.config
+    if entry.state != "finished" or config is None or config.mixer.name not in MAPPED:
+        return False
+    if config.mixer.options.get("bidirectional") or not (Path(entry.place) / "checkpoints").is_dir():
+        return False
+    try:
+        return config.task.is_prepared() and config.task.head != "match" and config.task.spec.max_length <= LONGEST
+    except (LongLensError, OSError):
+        return False
+
+
+def _draw_maps(entry: Entry) -> Figure:
+    import torch
+    from matplotlib.figure import Figure as Drawing
+
+    from longlens.paper.figure4 import attention_maps
+    from longlens.training.evaluate import load_model
+
+    assert entry.config is not None
+    config = entry.config
+    sample = config.task.split("test").take(np.arange(1))
+    length = int(np.atleast_1d(sample.lengths[0])[0])
+    inputs = torch.from_numpy(np.ascontiguousarray(sample.inputs[:, :length]))
+    maps = attention_maps(load_model(Path(entry.place)), inputs)
+    drawing = Drawing(figsize=(2.6 * len(maps), 2.9), layout="constrained")
+    for number, (axes, weights) in enumerate(zip(drawing.subplots(1, len(maps), squeeze=False)[0], maps, strict=True)):
+        axes.imshow((weights - weights.min()) / (np.ptp(weights) or 1), cmap="magma", vmin=0, vmax=1)
+        axes.set_title(f"layer {number + 1}", fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    drawing.supxlabel("key", fontsize=9)
+    drawing.supylabel("query", fontsize=9)
+    written = io.BytesIO()
+    drawing.savefig(written, format="png", dpi=110)
+    text = f"{config.task.title}, seed {config.training.seed}: a test sample, the mean over heads; bright is much."
+    return Figure(f"Attention of {config.mixer.name}.", text, inlined(written.getvalue()))

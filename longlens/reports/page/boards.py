@@ -1,0 +1,237 @@
+"""Runs of one task and recipe beside each other: seeds folded into mean and deviation, ranked, with curves to draw."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longlens.reports.page.entries import Entry
+from longlens.reports.tables import changing, describe, seed_groups, spread, verdict
+from longlens.training.run import higher_is_better
+
+POINTS = 120  # of a curve
+MARGIN = 0.06  # of a strip, on both sides
+
+
+class Number(NamedTuple):
+    """A cell that can be sorted: what is shown, and its value."""
+
+    shown: str = ""
+    value: float | None = None
+
+
+class Strip(NamedTuple):
+    """Where a row is on the scale of its board, from 0 to 1: its mean, and the deviation around it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """All seeds of one config."""
+
+    layer: str
+    differs: str  # in what the config differs from others
+    seeds: str
+    test: Number
+    deviation: float
+    valid: Number
+    parameters: Number
+    seconds: Number
+    memory: Number
+    speed: Number
+    curves: dict[str, Any]
+    failed: bool
+    rank: int | None = None
+    strip: Strip | None = None
+    again: bool = False  # there is a better row of the same layer
+
+
+@dataclass(frozen=True)
+class Board:
+    """A task at a scale."""
+
+    title: str
+    task: str
+    scale: str
+    metric: str
+    is_higher_better: bool
+    rows: list[Row]
+    verdict: list[str]
+    made: str  # with what
+
+    @property
+    def name(self) -> str:
+        """The title without the options of the task."""
+        return self.title.partition(" (")[0]
+
+    @property
+    def options(self) -> str:
+        return self.title.removeprefix(self.name).strip(" ()")
+
+    @property
+    def measure(self) -> str:
+        """The metric, in words."""
+        return "R²" if self.metric == "r2" else self.metric.replace("_", " ")
+
+    @property
+    def key(self) -> str:
+        return f"{self.title} · {self.scale}"
+
+    def chart(self) -> dict[str, Any]:
+        """What is drawn of it."""
+        lines = [
+            {
+                "layer": row.layer,
+                "again": row.again,
+                "label": " ".join(filter(None, [row.layer, row.differs])),
+                "curves": row.curves,
+                "test": row.test.value,
+                "deviation": row.deviation,
+                "seconds": row.seconds.value,
+                "memory": row.memory.value,
+                "shown": [row.test.shown, row.seconds.shown, row.memory.shown],
+            }
+            for row in self.rows
+        ]
+        return {"key": self.key, "metric": self.measure, "lines": lines}
+
+
+def make_boards(entries: Iterable[Entry]) -> list[Board]:
+    """A board for each task and recipe."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.config is not None:
+            groups.setdefault((entry.config.task.title, entry.config.recipe), []).append(entry)
+    boards = [_make_board(groups[key]) for key in sorted(groups)]
+    return sorted(boards, key=lambda board: -len({row.layer for row in board.rows}))  # most to compare comes first
+
+
+def _make_board(entries: list[Entry]) -> Board:
+    config = entries[0].config
+    assert config is not None
+    metric, task = config.task.metric, config.task
+    by_place = {entry.place: entry for entry in entries}
+    outcomes = [entry.outcome for entry in entries]
+    different = changing([outcome.config for outcome in outcomes])
+    folded = [[by_place[str(outcome.folder)] for outcome in group] for group in seed_groups(outcomes)]
+    rows = _ranked([_make_row(group, metric, different) for group in folded], higher_is_better(metric))
+    said = list(verdict([outcome for outcome in outcomes if outcome.result]))
+    better = higher_is_better(metric)
+    return Board(task.title, task.slug, config.recipe, metric, better, rows, said, _made(entries))
+
+
+def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
+    config = group[0].config
+    assert config is not None
+    done = [entry.result for entry in group if entry.result]
+    tests = _known(group, "test")
+    return Row(
+        layer=config.mixer.name,
+        differs=describe(config, different, with_mixer=False),
+        seeds=str(len(group)) if len(done) == len(group) else f"{len(done)} of {len(group)}",
+        test=_number(group, "test", spread(metric, [result["test"] for result in done])),
+        deviation=stdev(tests) if len(tests) > 1 else 0.0,
+        valid=_number(group, "valid", spread(metric, [result["valid"] for result in done])),
+        parameters=_number(group, "parameters", "{:,.0f}"),
+        seconds=Number() if not done else _seconds(mean(result["seconds"] for result in done)),
+        memory=Number() if not done else _memory(max(result["peak_memory_bytes"] for result in done)),
+        speed=_number(group, "tokens_per_second", "{:,.0f}"),
+        curves={"valid": fold_curves(group, "valid", metric), "train": fold_curves(group, "train", "loss")},
+        failed=any(entry.state == "failed" for entry in group),
+    )
+
+
+def _ranked(rows: list[Row], is_higher_better: bool) -> list[Row]:
+    """The best first, those without a result last; each with its rank, its strip, and whether its layer was before."""
+    known = [row for row in rows if row.test.value is not None]
+    known.sort(key=lambda row: row.test.value or 0.0, reverse=is_higher_better)
+    values = [row.test.value for row in known]
+    place = _scale([row for row in known if row.test.value is not None])
+    found: list[Row] = []
+    for row in [*known, *(row for row in rows if row.test.value is None)]:
+        again = row.layer in {before.layer for before in found}
+        if row.test.value is None:
+            found.append(replace(row, again=again))
+            continue
+        strip = (
+            Strip(*(place(row.test.value + side * row.deviation) for side in (0, -1, 1))) if len(known) > 1 else None
+        )
+        found.append(replace(row, again=again, rank=1 + values.index(row.test.value), strip=strip))
+    return found
+
+
+def _scale(rows: list[Row]) -> Callable[[float], float]:
+    """From a metric to a place on a strip: all rows with their deviations fit."""
+    ends = [(row.test.value or 0.0) + side * row.deviation for row in rows for side in (-1, 1)]
+    least, size = min(ends, default=0.0), max(ends, default=0.0) - min(ends, default=0.0)
+    return lambda value: MARGIN + (1 - 2 * MARGIN) * ((value - least) / size if size else 0.5)
+
+
+def _known(group: list[Entry], key: str) -> list[float]:
+    return [entry.result[key] for entry in group if entry.result and entry.result[key] is not None]
+
+
+def _mean(group: list[Entry], key: str) -> float | None:
+    return mean(found) if (found := _known(group, key)) else None
+
+
+def _number(group: list[Entry], key: str, shown: str) -> Number:
+    """The mean, which replaces {} in what is shown."""
+    value = _mean(group, key)
+    return Number("" if value is None else shown.format(value), value)
+
+
+def _seconds(value: float) -> Number:
+    return Number(show_time(value), value)
+
+
+def _memory(value: float) -> Number:
+    return Number(f"{value / 2**20:,.0f} MiB", value / 2**20)
+
+
+def show_time(seconds: float) -> str:
+    """Two units at most."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def fold_curves(group: Sequence[Entry], split: str, name: str) -> dict[str, list[Any]]:
+    """Mean, deviation and number of seeds at up to ``POINTS`` steps."""
+    by_step: dict[int, list[float]] = {}
+    for entry in group:
+        for line in entry.metrics:
+            if line["split"] == split and name in line:
+                by_step.setdefault(line["step"], []).append(line[name])
+    steps = sorted(by_step)
+    if steps:
+        steps = [steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(POINTS, len(steps)))]
+    found = [by_step[step] for step in steps]
+    return {
+        "step": steps,
+        "mean": [_short(mean(values)) for values in found],
+        "deviation": [_short(stdev(values)) if len(values) > 1 else 0 for values in found],
+        "seeds": [len(values) for values in found],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _made(entries: list[Entry]) -> str:
+    """Versions, processors and commits, those of the most runs first."""
+    parts = []
+    for key, word in (("torch", "torch "), ("processor", ""), ("device", ""), ("commit", "commit ")):
+        found = [str(entry.environment[-1].get(key)) for entry in entries if entry.environment]
+        found = [value for value in found if value not in ("None", "")]
+        usual = sorted(dict.fromkeys(found), key=found.count, reverse=True)
+        several = f" and {len(usual) - 1} more" if len(usual) > 1 else ""
+        parts += [f"{word}{usual[0]}{several}"] if usual else []
+    return ", ".join(parts)
