@@ -13,8 +13,8 @@ demo: $(CORE)  ## set up, then compare LaS with its formula, and try a claim of 
 test: $(DEV)  ## set up, then run all tests but the fuzz (under ten minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-test-fast: $(DEV)  ## the tests without kills, other processes, compilers and the zoo (under two minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not (fuzz or slow or faults or distributed or oracle or zoo)"
+test-fast: $(DEV)  ## the tests without kills, other processes, compilers, browsers and the zoo (under two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not (fuzz or slow or faults or distributed or oracle or zoo or browser)"
 
 fuzz: $(DEV)  ## random options, recipes, archives, stored sets and run folders (ten minutes at most)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m fuzz tests/fuzz
@@ -40,4 +40,4 @@ $(DEV): $(CORE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) figures demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) figures demo page build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what is in tests/support
-pytest_plugins = ["support.runs"]
+pytest_plugins = ["support.runs", "support.page"]
 
 settings.register_profile("longlens", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("longlens")

@@ -16,6 +16,7 @@ from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.paper.figure_eld import draw_eld
+from longlens.paper.page import write_page
 from longlens.reports.sheet import Column, Sheet
 
 # Table 7 of the paper, small: Select with 48 numbers instead of 512, and B·L as there.
@@ -66,6 +67,7 @@ def demo(*, out: Path = Path("demo"), runs: Path = Path("runs")) -> list[Any]:
         comparison.table,
         *map(sentence, [*failed, comparison.verdict, _beside_the_paper(comparison)]),
         f"written to {out / 'demo.json'}",
+        write_page(out / "index.html", [outcome.folder for outcome in comparison.outcomes], Path("results")),
         "all claims of the paper: longlens reproduce --list",
     ]
 

@@ -1,5 +1,6 @@
 """``longlens reproduce``: the tables, figures and theorems of the paper, and what our runs say of them."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +70,9 @@ def reproduce(
         printed.append(draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder)))
         failed = plan(artifact.cells(scale), scale, records).failed
         printed += [sentence(f"{record.config.mixer.name} failed: {record.error}") for record in failed]
+    if chosen:
+        where = "" if results == Path("results") else f" --results {shlex.quote(str(results))}"
+        printed.append(f"a page of all: longlens report{where}")
     if list:
         printed.append(list_artifacts(scale, records))
     if report:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +160,7 @@ def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
     if before:
         lines.append(sentence(f"{before} of {len(outcomes)} were finished before; delete a folder to run it again"))
     lines.append(f"run folders: {outcomes[0].folder.parent.parent}")
+    lines.append(f"a page of them: longlens report {shlex.quote(str(outcomes[0].folder.parent.parent))}")
     if out is not None:
         rows = [
             {"config": o.config.values(), "folder": str(o.folder), "result": o.result, "error": o.error}

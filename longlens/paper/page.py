@@ -56,6 +56,7 @@ def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: 
         return Still(figures=figures, samples=show_samples(tasks))
     records = Records(results / scale)
     known = [_artifact(name, scale, records) for name in ARTIFACTS]
+    known.sort(key=lambda artifact: artifact.verdict in (MISSING, "no claim"))  # what is known comes first
     pictures = [picture for name in ARTIFACTS for picture in _picture(name, records)]
     return Still(
         summary=summary(scale, records), artifacts=known, figures=[*figures, *pictures], samples=show_samples(tasks)
@@ -81,7 +82,7 @@ def _picture(name: str, records: Records) -> Iterator[Figure]:
 def _attention(entries: Iterable[Entry]) -> Iterator[Figure]:
     """Maps of the first test sample of the first task whose data and models are there: a picture for each layer."""
     chosen: dict[str, Entry] = {}
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.config.training.seed if entry.config else 0):
         first = next(iter(chosen.values()), entry).config
         if _has_map(entry) and entry.config and first and entry.config.task.title == first.task.title:
             chosen.setdefault(entry.config.mixer.name, entry)
@@ -118,7 +119,7 @@ def _draw_maps(entry: Entry) -> Figure:
     maps = attention_maps(load_model(Path(entry.place)), inputs)
     drawing = Drawing(figsize=(2.6 * len(maps), 2.9), layout="constrained")
     for number, (axes, weights) in enumerate(zip(drawing.subplots(1, len(maps), squeeze=False)[0], maps, strict=True)):
-        axes.imshow((weights - weights.min()) / (np.ptp(weights) or 1), cmap="magma", vmin=0, vmax=1)
+        axes.imshow(weights / weights.max(axis=1, keepdims=True), cmap="magma", vmin=0, vmax=1)
         axes.set_title(f"layer {number + 1}", fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
@@ -126,5 +127,6 @@ def _draw_maps(entry: Entry) -> Figure:
     drawing.supylabel("query", fontsize=9)
     written = io.BytesIO()
     drawing.savefig(written, format="png", dpi=110)
-    text = f"{config.task.title}, seed {config.training.seed}: a test sample, the mean over heads; bright is much."
-    return Figure(f"Attention of {config.mixer.name}.", text, inlined(written.getvalue()))
+    text = f"{config.task.title}, seed {config.training.seed}: a test sample, the mean over heads, "
+    text += "each row by its largest weight."
+    return Figure(f"Attention of {config.mixer.name}.", text, inlined(written.getvalue()), is_small=len(maps) < 3)

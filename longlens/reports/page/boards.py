@@ -71,7 +71,7 @@ class Board:
 
     @property
     def options(self) -> str:
-        return self.title.removeprefix(self.name).strip(" ()")
+        return self.title.removeprefix(self.name)[2:-1]
 
     @property
     def measure(self) -> str:

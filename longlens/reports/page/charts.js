@@ -81,7 +81,7 @@ const Charts = (() => {
     return {
       margin: { l: 8, r: 10, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 }, showlegend: false,
-      hovermode: kind === "curves" && traces.length <= 16 ? "x unified" : "closest", hoverdistance: 40,
+      hovermode: kind === "curves" && traces.length <= 16 ? "x unified" : "closest", hoverdistance: kind === "curves" ? -1 : 40,
       dragmode: isTouch ? false : "zoom",
       hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 }, align: "left" },
       xaxis: { ...axis, autorangeoptions: room(traces, "x"), title: { text: title, standoff: 6, font: { size: 12 } }, hoverformat: ",d" },

@@ -40,6 +40,7 @@ class Figure:
     title: str
     text: str
     address: str  # data:…
+    is_small: bool = False  # others fit beside it
 
 
 @dataclass(frozen=True)
