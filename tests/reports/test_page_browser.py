@@ -16,6 +16,7 @@ from longlens.reports.page.serve import Server
 
 pytestmark = pytest.mark.browser
 LAYERS = ("las", "transformer", "s4d")
+SEEN = "[...document.querySelectorAll('.canvas')].find(e => e.offsetParent)"  # the first chart that is not hidden
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +85,19 @@ def test_it_sorts_and_filters_with_the_mouse_and_the_keyboard(tab, address):
 def test_charts_say_what_is_under_the_mouse_and_zoom(tab, address):
     found = tab()
     page = found.open(address)
-    canvas = page.locator(".canvas[data-kind=curves]").first
+    page.select_option("#task", "atomic-cumsum")
+    page.select_option("#scale", "smoke")
+    canvas = page.locator(".canvas[data-kind=curves]:visible")
     canvas.scroll_into_view_if_needed()
-    found.wait("document.querySelector('.canvas[data-kind=curves] .main-svg')")
+    found.wait(f"{SEEN}.querySelector('.main-svg')")
     assert sorted(traces(found)) == ["las", "s4d", "transformer"]
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.4 * box["height"])
     page.wait_for_selector(".hoverlayer text:has-text('±')")
-    said = " ".join(found.texts(".hoverlayer text"))
+    said = " ".join(page.locator(".hoverlayer text").all_text_contents())
     assert "transformer" in said
     assert "3 seeds" in said
-    width = "(e => e.layout.xaxis.range[1] - e.layout.xaxis.range[0])(document.querySelector('.canvas'))"
+    width = f"(e => e.layout.xaxis.range[1] - e.layout.xaxis.range[0])({SEEN})"
     before = page.evaluate(width)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
@@ -105,11 +108,11 @@ def test_charts_say_what_is_under_the_mouse_and_zoom(tab, address):
     found.wait(f"Math.abs({width} - {before}) < 1e-6 * {before}")
     page.keyboard.press("+")
     found.wait(f"{width} < 0.8 * {before}")
-    page.locator("button[data-zoom=reset]").first.click()
+    page.locator("button[data-zoom=reset]:visible").first.click()
     found.wait(f"Math.abs({width} - {before}) < 1e-6 * {before}")
     page.locator(".chip[data-layer=las]").click()
     assert sorted(traces(found)) == ["s4d", "transformer"]
-    page.locator(".plot.seconds").first.scroll_into_view_if_needed()
+    page.locator(".plot.seconds:visible").scroll_into_view_if_needed()
     assert sorted(traces(found, "seconds")) == sorted(traces(found, "memory")) == ["s4d", "transformer"]
     page.get_by_label("training loss").check()
     assert "training loss by step" in found.texts(".plot.curves figcaption")

@@ -212,11 +212,11 @@ def fold_curves(group: Sequence[Entry], split: str, name: str) -> dict[str, list
     steps = sorted(by_step)
     if steps:
         steps = [steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(POINTS, len(steps)))]
-    found = [by_step[step] for step in steps]
+    found = [np.array(by_step[step]) for step in steps]
     return {
         "step": steps,
-        "mean": [_short(mean(values)) for values in found],
-        "deviation": [_short(stdev(values)) if len(values) > 1 else 0 for values in found],
+        "mean": [_short(values.mean()) for values in found],
+        "deviation": [_short(values.std(ddof=1)) if len(values) > 1 else 0 for values in found],
         "seeds": [len(values) for values in found],
     }
 

@@ -1,6 +1,7 @@
 """The command that makes a run, from its config: what differs from its recipe, as flags."""
 
 import shlex
+from functools import cache
 from typing import Any
 
 from longlens.errors import BadInput
@@ -10,13 +11,12 @@ from longlens.training.config import Config, load_recipe
 def command_of(config: Config) -> str:
     """``longlens train image --mixer las --recipe mini --seed 1 --mixer.window 5``. Of a recipe that is no longer
     there, nobody knows what differs, and the command names its file alone."""
-    task, mixer = config.task.name, config.mixer.name
-    words = ["longlens", "train", task, "--mixer", mixer, "--recipe", config.recipe]
-    try:
-        usual = load_recipe(config.recipe, task, [mixer]).resolve(task, mixer).values()
-    except BadInput:  # also of a task that has to be told where its files are
-        usual = _without_task(config)
-    for name, value in config.values().items():
+    words = ["longlens", "train", config.task.name, "--mixer", config.mixer.name, "--recipe", config.recipe]
+    values = config.values()
+    usual = _usual(config.recipe, config.task.name, config.mixer.name)
+    if usual is None:
+        usual = _beside_the_task(config)
+    for name, value in values.items():
         if name in ("task", "mixer") or usual.get(name, ...) == value:
             continue
         section, _, option = name.partition(".")
@@ -25,14 +25,23 @@ def command_of(config: Config) -> str:
     return shlex.join(words)
 
 
-def _without_task(config: Config) -> dict[str, Any]:
-    """The values of the recipe beside those of the task."""
+@cache
+def _usual(recipe: str, task: str, mixer: str) -> dict[str, Any] | None:
+    """The values of the recipe; None if they take options of the task, such as the path of files."""
+    try:
+        return load_recipe(recipe, task, [mixer]).resolve(task, mixer).values()
+    except BadInput:
+        return None
+
+
+def _beside_the_task(config: Config) -> dict[str, Any]:
+    """The values of the recipe without those of the task; all of the config if there is no recipe."""
     try:
         recipe = load_recipe(config.recipe, config.task.name, [config.mixer.name])
         usual = recipe.resolve(config.task, config.mixer.name).values()
-        return {name: value for name, value in usual.items() if not name.startswith("task.")}
     except BadInput:
         return config.values()
+    return {name: value for name, value in usual.items() if not name.startswith("task.")}
 
 
 def _given(value: Any) -> list[str]:

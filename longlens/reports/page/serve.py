@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,10 +12,11 @@ from longlens.errors import BadInput
 from longlens.reports.page.render import Changing, Still, content_policy, render_page
 
 ADDRESS = "127.0.0.1"
+REST = 9  # times as long as a look took: the server has a tenth of a core at most
 
 
 class Server(ThreadingHTTPServer):
-    """``look`` says what the runs are like now; one request at a time asks it."""
+    """``look`` says what the runs are like now, and is asked by one request at a time."""
 
     daemon_threads = True
 
@@ -25,14 +27,21 @@ class Server(ThreadingHTTPServer):
             reason = getattr(error, "strerror", None) or error
             raise BadInput(f"cannot listen on port {port}: {reason}; choose another with --port") from None
         self.still, self.look, self.lock = still, look, threading.Lock()
+        self.last: Changing | None = None
+        self.due = 0.0  # when it is time to look again
 
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def now(self) -> Changing:
+        """What is known, looked at again when enough time has passed: the cores are for the runs."""
         with self.lock:
-            return self.look()
+            if self.last is None or time.monotonic() >= self.due:
+                start = time.thread_time()
+                self.last = self.look()
+                self.due = time.monotonic() + REST * (time.thread_time() - start)
+            return self.last
 
 
 class Handler(BaseHTTPRequestHandler):
