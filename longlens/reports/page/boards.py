@@ -45,10 +45,14 @@ class Row:
     memory: Number
     speed: Number
     curves: dict[str, Any]
-    failed: bool
+    entries: list[Entry]  # by their seeds
     rank: int | None = None
     strip: Strip | None = None
     again: bool = False  # there is a better row of the same layer
+
+    @property
+    def failed(self) -> bool:
+        return any(entry.state == "failed" for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
         memory=Number() if not done else _memory(max(result["peak_memory_bytes"] for result in done)),
         speed=_number(group, "tokens_per_second", "{:,.0f}"),
         curves={"valid": fold_curves(group, "valid", metric), "train": fold_curves(group, "train", "loss")},
-        failed=any(entry.state == "failed" for entry in group),
+        entries=sorted(group, key=lambda entry: entry.config.training.seed if entry.config else 0),
     )
 
 

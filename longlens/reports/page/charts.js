@@ -59,7 +59,7 @@ const Charts = (() => {
         return {
           x: [line[kind]], y: [line.test], mode: "markers", name: plain(line.label),
           error_y: { array: [line.deviation], visible: line.deviation > 0, thickness: 1.5, width: 4 },
-          marker: { symbol: symbol(line), size: 12, color: color(`c${style.color}`), line: { width: 2 } },
+          marker: { symbol: symbol(line), size: 12, color: color(`c${style.color}`), line: { width: 2, color: color(`c${style.color}`) } },
           hovertemplate: `<b>${plain(line.label)}</b><br>${plain(line.shown[0])}<br>${plain(line.shown[place])}<extra></extra>`,
         };
       });

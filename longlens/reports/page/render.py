@@ -18,6 +18,7 @@ from longlens.reports.page.command import command_of
 from longlens.reports.page.entries import Entry, total_steps, without_repeats
 from longlens.reports.page.samples import Shown
 from longlens.reports.sheet import Sheet
+from longlens.training.run import show_metric
 
 SCRIPTS = ("vendor/plotly-basic.min.js", "charts.js", "page.js")
 SHAPES = (  # of the marks of layers, on a field from -5 to 5; the names are those of plotly
@@ -82,7 +83,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals |= {"show_time": show_time, "command_of": command_of, "pretty": lambda v: json.dumps(v, indent=1)}
+    found.globals |= {"show_time": show_time, "command_of": command_of, "show_metric": show_metric}
+    found.globals |= {"pretty": lambda v: json.dumps(v, indent=1)}
     return found
 
 
@@ -119,8 +121,10 @@ def draw_changing(entries: Iterable[Entry]) -> Changing:
     boards = make_boards(found)
     layers = sorted({row.layer for board in boards for row in board.rows})
     styles = {layer: style_of(number) for number, layer in enumerate(layers)}
+    of_rows = [(entry, row.differs) for board in boards for row in board.rows for entry in row.entries]
     values = {
         "entries": found,
+        "runs": [*of_rows, *((entry, "") for entry in found if entry.config is None)],
         "boards": boards,
         "styles": styles,
         "open": [_progress(entry) for entry in found if entry.state in ("training", "stopped")],

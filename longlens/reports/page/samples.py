@@ -40,7 +40,7 @@ def _show(task: Task) -> Shown:
     try:
         if not task.is_prepared():
             command = task.import_command().removesuffix(" --from DIR") if isinstance(task, StoredTask) else ""
-            shown.note = f"Its data is not on this machine: {command}"
+            shown.note = f"Not on this machine: {command}"
             return shown
         split = task.split("train")
         samples = split.take(np.arange(min(PICTURES, len(split))))
