@@ -34,7 +34,8 @@ def report(
         serve: Open the page on 127.0.0.1 and follow the runs, until Ctrl-C.
         port: Port of --serve; 0 is any free one.
     """
-    check_places(runs)
+    if not serve:  # which waits for runs that are not there yet
+        check_places(runs)
     places = runs or tuple(place for place in [Path("runs")] if place.is_dir() or serve)
     if not (places or results.is_dir()):
         raise BadInput("there is nothing to show: no folder runs, and no results; give folders of runs")

@@ -66,9 +66,10 @@ const Charts = (() => {
   }
 
   // Room around a point that is alone, where plotly would show one unit to both sides.
-  function room(traces, axis) {
+  function room(traces, axis, metric) {
     const values = [...new Set(traces.flatMap((trace) => trace[axis]))];
-    return values.length === 1 ? { include: [0.9 * values[0], 1.1 * values[0]] } : {};
+    if (values.length === 1) return { include: [0.9 * values[0], 1.1 * values[0]] };
+    return metric === "R²" ? { clipmin: -0.5 } : {}; // before the first steps, it is anywhere below 0
   }
 
   function layout(board, kind, traces) {
@@ -85,7 +86,7 @@ const Charts = (() => {
       dragmode: isTouch ? false : "zoom",
       hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 }, align: "left" },
       xaxis: { ...axis, autorangeoptions: room(traces, "x"), title: { text: title, standoff: 6, font: { size: 12 } }, hoverformat: ",d" },
-      yaxis: { ...axis, autorangeoptions: room(traces, "y"), tickformat: isPercent(metric) ? ".0%" : "" },
+      yaxis: { ...axis, autorangeoptions: room(traces, "y", metric), tickformat: isPercent(metric) ? ".0%" : "" },
       annotations: traces.length ? [] : [{ text: "nothing to draw yet", showarrow: false, xref: "paper", yref: "paper" }],
     };
   }
