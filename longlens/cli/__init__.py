@@ -37,7 +37,7 @@ COMMANDS = {
     "generate": Command("longlens.cli.generate:*generate", "Generate text with a trained language model."),
     "explain": Command("longlens.cli.predict:explain", "Draw which part of a sequence decided its prediction."),
     "reproduce": Command("longlens.cli.reproduce:reproduce", "Reproduce tables, figures and theorems of the paper."),
-    "report": Command("longlens.cli.report:report", "Write a page of runs for the browser, or follow them there."),
+    "report": Command("longlens.cli.report:report", "Show runs on a page for the browser, or follow them there."),
     "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),
     "list tasks": Command("longlens.cli.lists:list_tasks", "List the tasks, and which are prepared."),
     "list mixers": Command("longlens.cli.lists:list_mixers", "List the mixers (layers), or describe one of them."),
