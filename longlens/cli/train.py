@@ -159,8 +159,10 @@ def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
     before = sum(outcome.was_there for outcome in outcomes)
     if before:
         lines.append(sentence(f"{before} of {len(outcomes)} were finished before; delete a folder to run it again"))
-    lines.append(f"run folders: {outcomes[0].folder.parent.parent}")
-    lines.append(f"a page of them: longlens report {shlex.quote(str(outcomes[0].folder.parent.parent))}")
+    folders = outcomes[0].folder.parent.parent
+    lines.append(f"run folders: {folders}")
+    here = folders.relative_to(Path.cwd()) if folders.is_relative_to(Path.cwd()) else folders
+    lines.append(f"a page of them: longlens report {shlex.quote(str(here))}")
     if out is not None:
         rows = [
             {"config": o.config.values(), "folder": str(o.folder), "result": o.result, "error": o.error}

@@ -97,7 +97,11 @@ def test_compare_ranks_and_resumes(longlens, here, tiny):
     fits(said, 80)
     assert "is better than" in said.words
     assert "one seed each" in said.words
-    assert said.out.splitlines()[-2:] == [f"run folders: {here / 'runs' / 'atomic-cumsum'}", "written to new/out.json"]
+    assert said.out.splitlines()[-3:] == [
+        f"run folders: {here / 'runs' / 'atomic-cumsum'}",
+        "a page of them: longlens report runs/atomic-cumsum",
+        "written to new/out.json",
+    ]
     rows = json.loads((here / "new" / "out.json").read_text())
     assert [row["config"]["mixer"] for row in rows] == ["las", "transformer"]
     assert rows[0]["config"]["mixer.window"] == 3
