@@ -113,8 +113,10 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
-def is_sound(line: dict[str, Any]) -> bool:
+def is_sound(line: Any) -> bool:
     """Whether a line of metrics has numbers that can be drawn: it may be anything that is JSON."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int or "split" not in line:
+        return False
     numbers = (value for name, value in line.items() if name not in ("split", "step"))
     return line["step"] >= 0 and all(isinstance(v, int | float) and math.isfinite(v) for v in numbers)
 
