@@ -85,7 +85,7 @@ class LinformerAttention(MultiHead):
             if mask is not None:
                 x = x.masked_fill(~mask[:, None, :, None], 0.0)
             x = torch.einsum("hkl,bhld->bkhd", matrix, x)
-            shortened.append(x.reshape(len(x), self.projected, self.heads, width).transpose(1, 2))
+            shortened.append(x.reshape(x.shape[0], self.projected, self.heads, width).transpose(1, 2))
         query, key, value = pad_heads(query, *shortened)
         p, scale = self.dropout_p, width**-0.5
         return F.scaled_dot_product_attention(query, key, value, dropout_p=p, scale=scale)[..., :width]

@@ -58,7 +58,7 @@ def local_attention(
         _blocks(key, block_size, around),
         _blocks(value, block_size, around),
         is_causal=False,
-        attn_mask=allowed.repeat(batch // len(present), 1, 1, 1),
+        attn_mask=allowed.repeat(batch // present.shape[0], 1, 1, 1),
         dropout_p=dropout_p,
     )  # (B·n, H, W, d)
     return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
@@ -76,7 +76,7 @@ def strided_attention(
         x = F.pad(x, (0, 0, 0, rows * stride - length))
         return x.unflatten(-2, (rows, stride)).transpose(-3, -2).flatten(-3, -2)
 
-    mask = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if mask is None else mask
+    mask = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device) if mask is None else mask
     query, key, value, mask = gather(query), gather(key), gather(value), gather(mask.unsqueeze(-1)).squeeze(-1)
     attended = local_attention(query, key, value, rows, mask=mask, **how)
     return attended.unflatten(-2, (stride, rows)).transpose(-3, -2).flatten(-3, -2)[..., :length, :]

@@ -65,7 +65,7 @@ def toeplitz(values: Tensor) -> Tensor:
     """(2L - 1,), one value for each distance j - i from 1 - L to L - 1 -> the (L, L) matrix with values[j - i + L - 1]:
     a row of 2L numbers, repeated and cut into rows of 2L - 1, moves on by one from row to row. (The gradient of an
     index would be added up one number at a time.)"""
-    length = (len(values) + 1) // 2
+    length = (values.shape[0] + 1) // 2
     row = torch.cat([values[length - 1 :], values.new_zeros(1), values[: length - 1]])
     return row.repeat(length)[: length * len(values)].view(length, len(values))[:, :length]
 
@@ -280,7 +280,7 @@ class MegaAttention(nn.Module):
         first = [part[:, :full].reshape(-1, size, part.shape[-1]) for part in (query, key, value)]
         rest = [part[:, full:] for part in (query, key, value)]
         attended = self._attend_all(*first, mask=None if mask is None else mask[:, :full].reshape(-1, size))
-        attended = attended.reshape(len(query), full, -1)
+        attended = attended.reshape(query.shape[0], full, -1)
         if full == length:
             return attended
         return torch.cat([attended, self._attend_all(*rest, mask=None if mask is None else mask[:, full:])], dim=1)

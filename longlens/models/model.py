@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         x = self.values(inputs)
         x = x * self.scale if self.scale != 1 else x
         if self.cls is not None:
-            x = torch.cat([self.cls.expand(len(x), 1, -1).to(x.dtype), x], dim=1)
+            x = torch.cat([self.cls.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
         length = start + x.shape[1]
         if self.positions == "sinusoidal":
             if length > self.waves.shape[0]:  # twice as many, as a text may grow token by token

@@ -53,7 +53,7 @@ def alibi_attention(
     query_bias, key_bias = _columns(position, slopes, query.dtype)
     query_bias = query_bias[:, key.shape[-2] - query.shape[-2] :]
     query, key = (
-        torch.cat([columns.expand(len(x), -1, -1, -1), x], dim=-1)
+        torch.cat([columns.expand(x.shape[0], -1, -1, -1), x], dim=-1)
         for columns, x in ((query_bias, query), (key_bias, key))
     )
     return las_attention(query, key, value, **(options | {"scale": 1.0}))
@@ -64,7 +64,7 @@ def _columns(position: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) ->
     low = position % 256  # 8 bits are what bfloat16 holds
     query, key = [], []
     for part in _parts(slopes, dtype):
-        slope = torch.tensor(part, dtype=dtype, device=position.device)[:, None].expand(-1, len(position))
+        slope = torch.tensor(part, dtype=dtype, device=position.device)[:, None].expand(-1, position.shape[0])
         for place in (position - low, low):
             place = place.to(dtype).expand_as(slope)
             query += [slope, -place]

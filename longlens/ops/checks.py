@@ -34,6 +34,11 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def known_size(size: int) -> int:
+    """The size itself, or 1 for one that torch.export leaves open, on which the number of pieces must not depend."""
+    return size if isinstance(size, int) else 1
+
+
 def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator of a function that computes in the dtypes of its arguments, on the device of the first tensor."""
 

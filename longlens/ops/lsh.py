@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32, no_autocast
+from longlens.ops.checks import at_least_float32, known_size, no_autocast
 
 _SELF = -5e4  # the score of a token with itself, as in reformer-pytorch: below all others, and possible in float16
 _PADDING = torch.iinfo(torch.int32).max  # the bucket of padding, which sorts behind all others
@@ -143,7 +143,7 @@ def _send_padding_back(buckets: Tensor, mask: Tensor | None) -> Tensor:
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """(B, H, L, d) in the order of index, (B, H, L)."""
-    start = x.shape[2] * torch.arange(x.shape[:2].numel(), device=x.device).view(*x.shape[:2], 1)
+    start = x.shape[2] * torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1)
     return x.flatten(0, 2).index_select(0, (index + start).flatten()).unflatten(0, index.shape)
 
 
@@ -198,7 +198,7 @@ class _Attend(torch.autograd.Function):
 def _pieces(chunks: Tensor) -> list[tuple[slice, slice]]:
     """Parts of the n chunks (B, H, n, S, d), and what they see: the same and the chunk before them, if there is one."""
     batch, heads, count, size, _ = chunks.shape
-    step = max(1, _PAIRS.get(chunks.device.type, 2**26) // max(1, batch * heads * 2 * size**2))
+    step = max(1, _PAIRS.get(chunks.device.type, 2**26) // max(1, known_size(batch) * heads * 2 * size**2))
     starts = range(0, count, step)
     return [(slice(n, min(n + step, count)), slice(max(n - 1, 0), min(n + step, count))) for n in starts]
 

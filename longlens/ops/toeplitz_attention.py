@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32, no_autocast
+from longlens.ops.checks import at_least_float32, known_size, no_autocast
 
 _HIDDEN = -1e30  # a score whose exponential is 0, and that can be multiplied by 0
 _PAIRS = {"cpu": 2**19}  # scores of a block, which should stay in a cache; other devices need large blocks
@@ -44,7 +44,7 @@ def toeplitz_attention(
     if biases.shape != (2 * length - 1,):
         raise ValueError(f"biases must have the shape ({2 * length - 1},), got {tuple(biases.shape)}")
     if rows is None:
-        rows = max(_LEAST_ROWS, _PAIRS.get(query.device.type, 2**24) // max(1, batch * length))
+        rows = max(_LEAST_ROWS, _PAIRS.get(query.device.type, 2**24) // max(1, known_size(batch) * length))
     query = query / math.sqrt(width)
     if mask is not None:  # a further channel, whose product is the score of padding for queries that see any token
         sees = mask.cumsum(dim=1) > 0 if is_causal else mask.any(dim=1, keepdim=True).expand_as(mask)
@@ -79,7 +79,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         query, key, value, biases = (x.contiguous() for x in (query, key, value, biases))
         output, total = torch.empty_like(value), query.new_empty((*query.shape[:2], 1))
-        buffer = query.new_empty(len(query), rows, key.shape[1])  # one for all blocks: new memory is slow
+        buffer = query.new_empty(query.shape[0], rows, key.shape[1])  # one for all blocks: new memory is slow
         for block, seen in _blocks(key.shape[1], rows, is_causal):
             scores = buffer[:, : block.stop - block.start, :seen].copy_(_of_block(biases, block, seen))
             scores.baddbmm_(query[:, block], key[:, :seen].mT)

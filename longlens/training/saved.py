@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from longlens.training.config import Config
 if TYPE_CHECKING:
     from longlens.data.codec import Codec
     from longlens.data.values import Layout, Record
+    from longlens.integrations.export import Target
     from longlens.models.model import Model
     from longlens.training.evaluate import Evaluation
     from longlens.training.explain import Explanation, Method
@@ -63,6 +65,11 @@ class Run:
     def spec(self) -> Spec:
         """What the model knows of its task."""
         return self._task[0]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the codec is made of, as plain JSON."""
+        return self._task[1]
 
     @cached_property
     def codec(self) -> "Codec":
@@ -200,6 +207,12 @@ class Run:
     def generate(self, prompt: Any, **options: Any) -> str:
         """The same as one text, which does not have the prompt in it; the arguments are those of ``stream``."""
         return "".join(self.stream(prompt, **options))
+
+    def export(self, folder: Path | str, to: "Target" = "hf", *, checkpoint: str = "best") -> Path:
+        """Write the model to a new folder, for transformers (``"hf"``) or as a program that needs torch alone
+        (``"torch-export"``): see ``longlens.integrations.export``."""
+        # By name, as integrations know this room and not the other way round.
+        return import_module("longlens.integrations.export").export_run(self, folder, to, checkpoint)
 
     def explain(
         self, sequence: Any, *, target: str | None = None, method: "Method" = "gradients", checkpoint: str = "best"

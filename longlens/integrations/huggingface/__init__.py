@@ -9,3 +9,8 @@ if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 22):
     raise ImportError(f"{_given}: pip install --upgrade 'longlens[hf]'")
 
 from longlens.integrations.huggingface.attention import configure as configure
+from longlens.integrations.huggingface.inputs import LaSFeatureExtractor as LaSFeatureExtractor
+from longlens.integrations.huggingface.inputs import make_tokenizer as make_tokenizer
+from longlens.integrations.huggingface.models import LaSConfig as LaSConfig
+from longlens.integrations.huggingface.models import LaSForCausalLM as LaSForCausalLM
+from longlens.integrations.huggingface.models import LaSForSequenceClassification as LaSForSequenceClassification
