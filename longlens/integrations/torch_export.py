@@ -5,6 +5,7 @@ attention does; others, which choose the size of an FFT or of a scan by the leng
 which shorter sequences are padded. Padding never reaches a token, so that the outputs are the same.
 """
 
+import copy
 import logging
 import warnings
 from dataclasses import asdict
@@ -83,12 +84,11 @@ def _meaning(model: Model) -> str:
 def export_model(model: Model) -> Program:
     """The program of a model: open in the batch and, if torch can do that, in the length."""
     longest = model.spec.max_length
-    shortest = min(SHORTEST, longest // 2)
-    example, model = _example(model, 3, longest), model.eval()
+    shortest = min(SHORTEST, longest // 2)  # torch takes a size of 1 for a special one
+    example = _example(model, 3, longest)
+    model = copy.deepcopy(model).eval().requires_grad_(False)  # it is called without no_grad where nobody trains it
     problem = ""
-    for least in (shortest, longest):
-        if least < 2 and longest > 1:
-            continue
+    for least in (shortest, longest) if shortest > 1 else (longest,):
         try:
             found = Program(_export(model, example, least, longest), least, longest)
         except Exception as error:  # of whatever kind, as it depends on what the layer does

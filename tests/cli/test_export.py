@@ -18,7 +18,8 @@ from longlens.training.predict import pad_rows
 RANDOM = np.random.default_rng(0)
 CURVES = [RANDOM.normal(50, 9, size=(length, 2)).round(2).tolist() for length in RANDOM.integers(4, 20, size=48)]
 TEXTS = ["".join(RANDOM.choice(list("abc de|é"), size=length)) for length in RANDOM.integers(2, 20, size=48)]
-PAPERS = "".join(f"{i % 2}\t{i}\t{i + 1}\t{text!r}\t{text[::-1]!r}\n" for i, text in enumerate(TEXTS))
+PAPERS = "".join(f'"{i % 2}.0"\t"{i}"\t"{i}"\t"{text}"\t"{text[::-1]}"\n' for i, text in enumerate(TEXTS))
+AAN = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +32,11 @@ def run_of(tmp_path_factory):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return create_task("files", path=str(folder / f"{name}.jsonl"))
 
-    def stand_in(name, file, content):
+    def stand_in(name, files, content, **options):
         (folder / name).mkdir()
-        (folder / name / file).write_text(content)
-        task = create_task(name, stand_in=True, max_length=16)
+        for file in files:
+            (folder / name / file).write_text(content)
+        task = create_task(name, stand_in=True, max_length=16, **options)
         task.prepare(folder / name)
         return task
 
@@ -44,18 +46,18 @@ def run_of(tmp_path_factory):
         "numbers": lambda: write("numbers", CURVES, (1000 + RANDOM.normal(0, 5, size=48)).tolist()),
         "texts": lambda: write("texts", TEXTS, ["x", "y"] * 24),
         "symbols": lambda: write("symbols", [[int(v) for v, _ in curve] for curve in CURVES], ["x", "y"] * 24),
-        "select": lambda: create_task("atomic-select", sizes=(32, 8, 8), max_length=16, tokens=4),
-        "language": lambda: stand_in("text8", "text8", "the cat sat on the mat and " * 200),
-        "pairs": lambda: stand_in("retrieval", "new_aan_pairs.train.tsv", PAPERS),
+        "select": lambda: create_task("atomic-select", sizes=(32, 8, 8), max_length=16, marked=4),
+        "language": lambda: stand_in("text8", ["text8"], "the cat sat on the mat and " * 200),
+        "pairs": lambda: stand_in("retrieval", AAN, PAPERS, min_count=1),
     }
 
     def run(name, mixer="las"):
         if (name, mixer) not in made:
-            with pytest.MonkeyPatch.context() as patch:
+            with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
                 patch.setenv("LONGLENS_HOME", str(folder / "home"))
                 how = {"recipe": "smoke", "steps": 2, "threads": 1, "runs": str(folder / "runs")}
                 made[name, mixer] = train(tasks[name](), mixer, **how).folder
-                shutil.rmtree(folder / "home")
+                shutil.rmtree(folder / "home", ignore_errors=True)  # of some tasks there is nothing
         return load_run(made[name, mixer])
 
     return run
@@ -104,13 +106,11 @@ def test_transformers_gives_the_outputs_of_the_run(name, run_of, longlens, here)
     else:
         extractor = transformers.AutoFeatureExtractor.from_pretrained("out")
         found = model(**extractor(raw)).logits
-        np.testing.assert_allclose(
-            np.ravel(extractor.decode(found))
-            if name == "numbers"
-            else extractor.decode(found) == run.codec.decode(found),
-            run.predict(raw) if name == "numbers" else True,
-            rtol=1e-5,
-        )
+        answers = np.ravel(extractor.decode(found))
+        if name == "numbers":
+            np.testing.assert_allclose(answers, run.predict(raw), rtol=1e-5)
+        else:
+            assert answers.tolist() == run.predict(raw, names=True).tolist()
     torch.testing.assert_close(found, wanted.view_as(found), atol=1e-6, rtol=1e-5)
     if name == "classes":
         assert model.config.id2label == {0: "run", 1: "sit down", 2: "walk"}
@@ -165,17 +165,13 @@ torch.save(outputs, "outputs.pt")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mixer"), [("listops", "las"), ("classes", "s4d"), ("pairs", "las")])
+@pytest.mark.parametrize(("name", "mixer"), [("listops", "las"), ("classes", "s4d")])
 def test_a_program_needs_torch_alone(name, mixer, run_of, longlens, here):
     run = run_of(name, mixer)
     said = longlens("export", run.folder, "out", "--to", "torch-export")
     assert (said.code, said.err) == (0, "")
     about = json.loads((here / "out/model.json").read_text())
-    if name == "pairs":
-        inputs = torch.randint(run.spec.size, (5, 2, run.spec.max_length))
-        mask = torch.arange(run.spec.max_length) < torch.randint(1, 16, (5, 2, 1))
-    else:
-        inputs, mask, _ = outputs_of(run, raw_inputs(name))
+    inputs, mask, _ = outputs_of(run, raw_inputs(name))
     missing = max(0, about["length"]["shortest"] - mask.shape[-1])
     inputs = torch.nn.functional.pad(inputs, (0, 0) * (inputs.ndim > mask.ndim) + (0, missing))
     mask = torch.nn.functional.pad(mask, (0, missing))
@@ -195,7 +191,7 @@ OPEN = {
     *("transformer", "l-attention", "s-attention", "las", "las-bidirectional", "alibi", "alibi-smooth"),
     *("luna", "performer"),
 }
-LENGTH = 40
+LENGTH = 26
 
 
 @pytest.mark.zoo
@@ -207,7 +203,7 @@ def test_every_mixer_can_be_a_program(name, small_options):
     model = create_model(spec, name, depth=1, width=16, **small_options(name)).eval()
     if name in OPEN:
         found = torch_export.export_model(model)
-        assert (found.shortest, found.longest) == (20, LENGTH)
+        assert (found.shortest, found.longest) == (13, LENGTH)
     else:  # export_model tries an open length before it, in vain
         program = torch_export._export(model, torch_export._example(model, 3, LENGTH), LENGTH, LENGTH)
         found = torch_export.Program(program, LENGTH, LENGTH)
@@ -222,9 +218,13 @@ def test_every_mixer_can_be_a_program(name, small_options):
         torch.testing.assert_close(program(inputs[:, given], mask[:, given]), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_program_of_one_length_where_no_other_is_possible(run_of):
-    found = torch_export.export_model(run_of("classes", "s4d").model())
-    assert found.shortest == found.longest == 19
+def test_a_program_of_pairs(run_of):
+    model = run_of("pairs").model()
+    program = torch_export.export_model(model).program.module()
+    tokens = torch.randint(model.spec.size, (5, 2, 11))
+    mask = torch.arange(11) < torch.randint(1, 12, (5, 2, 1))
+    with torch.no_grad():
+        torch.testing.assert_close(program(tokens, mask), model(tokens, mask), atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_a_program_is_said_in_a_sentence(run_of):
@@ -256,10 +256,12 @@ def test_a_folder_with_files_stays_as_it_is(run_of, longlens, here):
 
 
 def test_nothing_is_half_written(run_of, longlens, here, monkeypatch):
-    def fail(*args, **options):
+    def stopped(run, checkpoint, folder, name):
+        (folder / "model.pt2").write_text("half of it")
+        assert folder.parent == here
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("longlens.integrations.export.write_card", fail)
+    monkeypatch.setattr(torch_export, "write", stopped)
     assert longlens("export", run_of("listops").folder, "out", "--to", "torch-export").code == 130
     assert list(here.iterdir()) == []
 
@@ -268,9 +270,8 @@ def test_what_cannot_be_exported_is_said(run_of, longlens, here, monkeypatch):
     run = run_of("listops")
     assert "mixer" not in longlens("export", "nothing", "out").err
     assert "must be hf or torch-export, got onnx" in longlens("export", run.folder, "out", "--to", "onnx").err
-    assert (
-        "checkpoint must be one of best, last, 2, got 9" in longlens("export", run.folder, "out", "--checkpoint", 9).err
-    )
+    said = longlens("export", run.folder, "out", "--checkpoint", 9)
+    assert "checkpoint must be one of best, last, 2, got 9" in said.err
     shutil.copytree(run.folder, here / "stopped")
     (here / "stopped" / "result.json").unlink()
     assert "stopped must be a finished run, and it has no result yet" in longlens("export", "stopped", "out").err
