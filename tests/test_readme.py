@@ -174,7 +174,7 @@ def test_your_own_sequences_from_the_file_to_a_model_that_is_used(tmp_path, monk
     moved = tmp_path / "sent" / "run"
     for command in OWN:
         words = shlex.split(command)[1:]
-        if words[0] in ("predict", "evaluate", "explain"):
+        if words[0] in ("predict", "evaluate", "explain", "export"):
             if not moved.exists():
                 shutil.copytree(next((tmp_path / "runs").glob("files-*/las/*")), moved)
                 shutil.rmtree(tmp_path / "runs")

@@ -36,7 +36,7 @@ COMMANDS = {
     "predict": Command("longlens.cli.predict:predict", "Predict the labels of new sequences with a trained model."),
     "generate": Command("longlens.cli.generate:*generate", "Generate text with a trained language model."),
     "explain": Command("longlens.cli.predict:explain", "Draw which part of a sequence decided its prediction."),
-    "export": Command("longlens.cli.export:export", "Write a trained model for transformers, or for torch alone."),
+    "export": Command("longlens.cli.export:export", "Prepare a trained model for transformers, or for torch alone."),
     "reproduce": Command("longlens.cli.reproduce:reproduce", "Reproduce tables, figures and theorems of the paper."),
     "report": Command("longlens.cli.report:report", "Show runs on a page for the browser, or follow them there."),
     "check": Command("longlens.cli.check:check", "Check what a layer must keep: causality, padding, steps, gradients."),

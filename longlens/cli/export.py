@@ -10,7 +10,7 @@ def export(run: Path, folder: Path, *, to: Literal["hf", "torch-export"] = "hf",
     Args:
         run: Folder of the run.
         folder: Folder to write to, which must be new or empty.
-        to: hf is a model of transformers, which from_pretrained reads; torch-export a program of torch.export, which
+        to: Kind of the model: hf for transformers, whose from_pretrained reads it, or torch-export for a program that
             needs torch alone.
         checkpoint: Checkpoint to use: best, last, or a step.
     """
