@@ -128,8 +128,8 @@ def greedy(model, tokens, count):
 @pytest.mark.parametrize("more", [{}, {"use_cache": True}, {"attention_mask": torch.ones(2, 5, dtype=torch.int64)}])
 @pytest.mark.parametrize("mixer", ["las", "s4d"])
 def test_generate_is_a_loop_over_the_window(mixer, more):
-    model = make_lm(mixer=mixer, options={})
-    torch.nn.init.normal_(model.model.embedding.values.weight)  # or each token is followed by itself
+    learned = {"depth": 1, "width": 16, "positions": "learned"}  # of which there are as many as the window has
+    model = make_lm(mixer=mixer, options={}, model_options=learned)
     tokens = torch.randint(WORDS, (2, 5))
     found = model.generate(tokens, max_new_tokens=LENGTH, do_sample=False, **more)
     wanted = greedy(model, tokens, LENGTH)
