@@ -22,7 +22,7 @@ from longlens.models.model import Model
 from longlens.training.saved import Run
 
 SHORTEST = 32  # a program of open length takes sequences from here on; shorter ones are padded
-ROUNDING = 1e-4  # of float32: a larger difference between the program and the model is none
+ROUNDING = 1e-4  # of float32: a program that differs by more is not that of the model
 CODE = """
 ```python
 import torch

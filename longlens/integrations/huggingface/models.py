@@ -1,5 +1,6 @@
 """Models with any mixer as models of the transformers package: its Auto classes, ``save_pretrained``, ``generate`` and
-``Trainer`` work with them.
+``Trainer`` work with them. A Trainer has one learning rate for all parameters, unless it is given an optimizer: it does
+not know the ``kernel_lr`` and the groups of our recipes.
 
 >>> from longlens.integrations.huggingface import LaSConfig, LaSForCausalLM
 >>> config = LaSConfig(vocab_size=27, mixer="s4d", model_options={"depth": 1, "width": 8})
@@ -95,7 +96,7 @@ class LaSConfig(PreTrainedConfig):
         labels = self.num_labels or 2
         if self.problem_type == "regression" or labels == 1:
             if labels != (self.target_positions or 1):
-                wanted = "target_positions" if self.target_positions else "1"
+                wanted = f"{self.target_positions}, as target_positions," if self.target_positions else "1"
                 raise BadInput(f"num_labels must be {wanted} for regression, got {labels}")
             where = {"positions": self.target_positions, "shape": shape}
             return Spec(inputs, size, self.max_position_embeddings, "regress", 1, "r2", **where)
