@@ -54,10 +54,8 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         hint = "those of transformers take attn_implementation='las' after import longlens.integrations.huggingface"
         raise BadInput(f"model has no nn.MultiheadAttention that can be replaced ({reasons or hint})")
-    for name in found.keys() - left.keys():
-        found[
-            name
-        ].__class__ = LaSMultiheadAttention  # the layer stays itself: its weights, hooks, and who refers to it
+    for name in found.keys() - left.keys():  # a layer stays itself, with its weights, its hooks, and who refers to it
+        found[name].__class__ = LaSMultiheadAttention
         found[name].__dict__["settings"] = chosen
     for encoder in modules.values():  # nested tensors are for its own attention alone
         if isinstance(encoder, nn.TransformerEncoder):
