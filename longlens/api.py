@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
-from longlens.options import REQUIRED, Option, Seed, Size, nearest, options_of, shorten
+from longlens.options import REQUIRED, Option, Seed, Several, Size, nearest, options_of, shorten
 from longlens.tasks.base import Task
 from longlens.training.config import (
     SECTIONS,
@@ -68,6 +68,7 @@ def compare(
     *,
     recipe: str | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
+    folds: Several | None = None,
     metrics: tuple[OtherMetric, ...] = (),
     engine: Engine = "local",
     jobs: Size = 1,
@@ -83,12 +84,14 @@ def compare(
         recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
             file of your own.
         seeds: Seeds: one run of each mixer for each; by default the one of --seed.
+        folds: Folds of your own sequences (task files): one run of each mixer for each fold, which is its test set, so
+            that each sample is tested on once. Each of several seeds cuts other folds.
         metrics: Other metrics of the test set, beside the task's own.
         engine: Processes on this machine, or a Ray cluster.
         jobs: Number of runs at a time on this machine.
         address: Address of the Ray cluster; by default one is started on this machine.
     """
-    configs, runtime = _resolve(task, mixers, recipe, seeds, changes)
+    configs, runtime = _resolve(task, mixers, recipe, seeds, changes, folds=folds)
     if metrics:
         from longlens.reports.metrics import check_metrics
 
@@ -195,8 +198,9 @@ def _resolve(
     seeds: Sequence[int],
     changes: Mapping[str, Any],
     others: Iterable[str] = (),
+    folds: int | None = None,
 ) -> tuple[list[Config], Runtime]:
-    """The configs of all mixers and seeds; the recipe is read once and the task made once."""
+    """The configs of all mixers, seeds and folds; the recipe is read once and the task made once."""
     name, names = _task_name(task), [_mixer_name(mixer) for mixer in mixers]
     if not names:
         raise BadInput("mixers must name at least one mixer")
@@ -209,8 +213,22 @@ def _resolve(
         changed = changes if seed is None else {**changes, "training.seed": seed}
         config = loaded.resolve(task, mixer, changed, others=[*names, *others])
         task = task if loaded.own else config.task  # made once, unless each mixer has a recipe of its own
-        configs.append(config)
+        configs += [config] if folds is None else _cut(config, folds, seed, changes)
     return configs, runtime
+
+
+def _cut(config: Config, folds: int, seed: int | None, changes: Mapping[str, Any]) -> list[Config]:
+    """A run for each fold. Those of another seed are other folds."""
+    folds = Option("folds", Several).check(folds)
+    if "folds" not in config.task.values():
+        raise BadInput(f"folds are for the task files, whose samples have no splits yet, got {config.task.name}")
+    cut: dict[str, Any] = {"folds": folds}
+    if seed is not None:
+        if "task.seed" in changes:
+            raise BadInput("task.seed must be left out with folds and seeds: each of the seeds cuts folds of its own")
+        cut["seed"] = seed
+    tasks = (replace(config.task, **cut, fold=fold) for fold in range(folds))
+    return [replace(config, task=task) for task in tasks]
 
 
 def _task_name(task: str | Task) -> str:

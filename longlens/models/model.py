@@ -297,12 +297,14 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the losses of all targets: divided by ``batch.total``, it is the loss of a step."""
+def loss_sum(spec: Spec, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sum of the losses of all targets, times the weights (classes,) of their classes: divided by ``batch.total``,
+    it is the loss of a step."""
     outputs = at_least_float32(outputs)
     if spec.head == "regress":  # a sample counts once, however many numbers it has
         return (outputs - targets).square().unsqueeze(-1).flatten(1).mean(dim=1).sum()
-    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    weights = None if weights is None else weights.to(outputs)
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), weights, ignore_index=IGNORE, reduction="sum")
 
 
 def metric_sums(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:

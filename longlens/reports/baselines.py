@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longlens.data.datasets import Samples, Split, bigram_bits
+from longlens.data.datasets import Split, bigram_bits
 from longlens.tasks.base import Spec, Task
-from longlens.training.step import evaluated_part
+from longlens.training.step import all_targets, evaluated_part, read_all
 
 FITTED = 5_000  # training samples of the linear model, at most
 COUNTED = 256  # symbols of a vocabulary whose frequencies are counted; of a larger one, the commonest
-AT_ONCE = 500  # samples whose statistics are taken together
 
 
 class Baseline(NamedTuple):
@@ -43,7 +42,7 @@ def baselines(task: Task, test_samples: int | None) -> list[Baseline]:
 
 
 def _classes(train: Split, test: Split, spec: Spec) -> list[Baseline]:
-    known, truth = _targets(train).astype(np.int64), _targets(test)
+    known, truth = all_targets(train).astype(np.int64), all_targets(test)
     commonest = np.bincount(known).argmax()
     always = truth == commonest
     found = [Baseline("commonest class", float(always.mean()), always)]
@@ -65,7 +64,7 @@ def _numbers(train: Split, test: Split, spec: Spec) -> list[Baseline]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    known, truth = _targets(train), _targets(test)
+    known, truth = all_targets(train), all_targets(test)
     model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7)))
     said = model.fit(_statistics(train, spec), known).predict(_statistics(test, spec))
     mean = np.full(len(truth), known.mean())
@@ -75,19 +74,10 @@ def _numbers(train: Split, test: Split, spec: Spec) -> list[Baseline]:
     ]
 
 
-def _targets(split: Split) -> np.ndarray:
-    return np.concatenate([samples.targets for samples in _parts(split)])
-
-
-def _parts(split: Split) -> list[Samples]:
-    starts = range(0, len(split), AT_ONCE)
-    return [split.take(np.arange(start, min(start + AT_ONCE, len(split)))) for start in starts]
-
-
 def _statistics(split: Split, spec: Spec) -> np.ndarray:
     """(N, features) of each sequence; of a pair those of both, and how they differ."""
     rows = []
-    for inputs, lengths, _ in _parts(split):
+    for inputs, lengths, _ in read_all(split):
         if spec.head == "match":
             first, second = (_describe_all(inputs[:, k], lengths[:, k], spec) for k in (0, 1))
             rows.append(np.concatenate([first, second, np.abs(first - second)], axis=1))

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from longlens.errors import BadInput, LongLensError
+from longlens.reports.folds import OF_A_FOLD, Fold, Trial, compare_trials, fold_count, fold_of, trials
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
@@ -96,16 +97,18 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
         cells += _other_metrics([outcome.folder for outcome in group if outcome.result is not None], metrics)
         metric, scores = done[0]["metric"], ("test", "valid", "test_last")
         cells += [spread(metric, [result[key] for result in done]) for key in scores]
-        cells += [f"{done[0]['parameters']:,}", f"{done[0]['steps']:,}"]
+        cells += [f"{done[0]['parameters']:,}", f"{mean(result['steps'] for result in done):,.0f}"]
         cells.append(f"{mean(result['tokens_per_second'] for result in done):,.0f}")
         cells.append(f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB")
         cells.append(f"{mean(result['seconds'] for result in done):,.0f} s")
         sheet.rows.append(cells)
-    for baseline in _baselines(outcomes) if results else ():
-        shown = show_metric(results[0]["metric"], baseline.value)
-        sheet.rows.append([baseline.name, *[""] * (len(different) + len(metrics)), shown, *[""] * (len(RANKS) - 1)])
+    for name, values in _baseline_values(outcomes).items() if results else ():
+        shown = spread(results[0]["metric"], values)
+        sheet.rows.append([name, *[""] * (len(different) + len(metrics)), shown, *[""] * (len(RANKS) - 1)])
     if results:
         sheet.notes.append("test, valid: model with the best validation; last: last model on the test set")
+    if early := sum(result.get("ended_by") == "validation" for result in results):
+        sheet.notes.append(f"{early} of {len(results)} runs ended when validation no longer improved")
     sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
     return sheet
 
@@ -147,6 +150,12 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
     else:
         names = [describe(group[0].config, different) for group in (best, next_best)]
         line = f"{names[0]} is better than {names[1]}, {show_metric(metric, first)} to {show_metric(metric, second)}"
+        folds = fold_count(outcomes)
+        if folds is not None:
+            p = compare_trials(trials(best), trials(next_best), folds, metric, one_sided=False)
+            chance = "" if p is not None and p < LEVEL else ": it may be chance"
+            yield f"{line}, over {folds} folds{'' if p is None else f' (p = {p:.2g})'}{chance}"
+            return
         error, how = _standard_error(best, next_best)
         if error is not None:
             line += f"; two standard errors of the difference, {how}, are {show_metric(metric, 2 * error)}"
@@ -159,6 +168,9 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
 def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
     """Whether the best on the validation set is better than what needs no model, on the test set. It is chosen before
     the test set is looked at, so that the number of layers does not matter."""
+    if fold_count(outcomes) is not None:
+        yield from _beats_over_folds(outcomes)
+        return
     found = _baselines(outcomes)
     ranked = _ranked(outcomes, "valid") if found else []
     if not ranked:
@@ -177,13 +189,53 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
         shown += f" (p = {p:.2g})"
     else:
         beats = _sign(metric) * (test - chance.value) > 0
-    if not beats:
-        yield f"nothing beats guessing: {name}, the best on validation, has {shown} on the test set"
+    others = {other.name: other.value for other in found[1:]}
+    yield from _said_of_guessing(name, beats, f"{shown} on the test set", metric, test, others)
+
+
+def _beats_over_folds(outcomes: list[Outcome]) -> Iterator[str]:
+    """The same of all test samples, over all folds."""
+    found, folds = _baselines_by_fold(outcomes), fold_count(outcomes)
+    ranked = _ranked(outcomes, "valid") if found else []
+    if not ranked or folds is None:
         return
-    yield f"{name}, the best on validation, beats guessing: {shown} on the test set"
-    for other in found[1:]:
-        if _sign(metric) * (test - other.value) <= 0:
-            yield f"but a {other.name} is as good: {show_metric(metric, other.value)}"
+    best, metric = trials(ranked[0]), _metric(ranked[0])
+    test = mean(trial.value for trial in best.values())
+    means = {name: mean(trial.value for trial in of_folds.values()) for name, of_folds in found.items()}
+    simplest = next(iter(found))
+    p = compare_trials(best, found[simplest], folds, metric, one_sided=True)
+    shown = f"{show_metric(metric, test)}, and the {simplest} {show_metric(metric, means.pop(simplest))}"
+    shown += f" over {folds} folds" if p is None else f" over {folds} folds (p = {p:.2g})"
+    name = describe(ranked[0][0].config, changing([outcome.config for outcome in outcomes]))
+    yield from _said_of_guessing(name, p is not None and p < LEVEL, shown, metric, test, means)
+
+
+def _said_of_guessing(
+    name: str, beats: bool, shown: str, metric: str, test: float, others: dict[str, float]
+) -> Iterator[str]:
+    if not beats:
+        yield f"nothing beats guessing: {name}, the best on validation, has {shown}"
+        return
+    yield f"{name}, the best on validation, beats guessing: {shown}"
+    for other, value in others.items():
+        if _sign(metric) * (test - value) <= 0:
+            yield f"but a {other} is as good: {show_metric(metric, value)}"
+
+
+def _baseline_values(outcomes: list[Outcome]) -> dict[str, list[float | None]]:
+    """Of each baseline, or of each on all folds."""
+    if fold_count(outcomes) is None:
+        return {baseline.name: [baseline.value] for baseline in _baselines(outcomes)}
+    return {name: [t.value for t in found.values()] for name, found in _baselines_by_fold(outcomes).items()}
+
+
+def _baselines_by_fold(outcomes: list[Outcome]) -> dict[str, dict[Fold, Trial]]:
+    """Each baseline on the folds of the runs."""
+    found: dict[str, dict[Fold, Trial]] = {}
+    for fold, outcome in {fold_of(outcome.config): outcome for outcome in outcomes}.items():
+        for baseline in _baselines([outcome]):
+            found.setdefault(baseline.name, {})[fold] = Trial(baseline.value, baseline.right)
+    return found
 
 
 def _baselines(outcomes: list[Outcome]) -> "list[Baseline]":
@@ -240,19 +292,22 @@ def _metric(group: list[Outcome]) -> Any:
 
 
 def seed_groups(outcomes: list[Outcome]) -> list[list[Outcome]]:
-    """Runs that differ in nothing but the seed belong together."""
+    """Runs that differ in nothing but the seed, or the fold, belong together."""
     groups: dict[str, list[Outcome]] = {}
+    alike = dict.fromkeys(OF_A_FOLD if fold_count(outcomes) is not None else ["training.seed"])
     for outcome in outcomes:
-        values = outcome.config.values() | {"training.seed": None}
+        values = outcome.config.values() | alike
         groups.setdefault(json.dumps(values, sort_keys=True), []).append(outcome)
     return list(groups.values())
 
 
 def changing(configs: list[Config], *, seeds: bool = False) -> list[str]:
-    """The fields other than the mixer, and the seed if it is not asked for, in which runs differ. Of the options of
-    mixers, those in which runs of one mixer differ: the options of another are its own."""
-    left_out = ("mixer",) if seeds else ("mixer", "training.seed")
+    """The fields other than the mixer, and the seed and the fold if it is not asked for, in which runs differ. Of the
+    options of mixers, those in which runs of one mixer differ: the options of another are its own."""
     values = [config.values() for config in configs]
+    left_out = {"mixer"} if seeds else {"mixer", "training.seed"}
+    if not seeds and all(entry.get("task.folds") is not None for entry in values):
+        left_out |= set(OF_A_FOLD)
     names = dict.fromkeys(name for entry in values for name in entry)
     found = []
     for name in names:
@@ -274,7 +329,12 @@ def describe(config: Config, different: list[str], *, with_mixer: bool = True) -
 def _with_seeds(group: list[Outcome]) -> str:
     name = group[0].config.mixer.name
     done = sum(outcome.result is not None for outcome in group)
-    return name if len(group) == 1 else f"{name} ({done if done == len(group) else f'{done} of {len(group)}'} seeds)"
+    if len(group) == 1:
+        return name
+    folds = fold_count(group)
+    times = f" × {len(group) // folds}" if folds is not None and len(group) > folds else ""
+    count = f"{folds}{times}" if folds is not None else str(len(group))
+    return f"{name} ({count if done == len(group) else f'{done} of {count}'} {'folds' if folds else 'seeds'})"
 
 
 def spread(metric: str, values: list[float | None]) -> str:

@@ -31,11 +31,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, Stream, as_tokens
+from longlens.data.folds import cut_fold
 from longlens.data.readers import Layout, Records, companions, find_files, read_records
 from longlens.data.screening import screen
 from longlens.data.store import Details, Prepared, Writer, expand
 from longlens.errors import BadInput
-from longlens.options import Fraction, Seed, Size, shorten
+from longlens.options import Count, Fraction, Seed, Several, Size, shorten
 from longlens.tasks.base import Head, Length, Spec, StoredTask, register
 
 SPECIALS = ("<pad>", "<unk>")  # before the values of a vocabulary
@@ -59,6 +60,8 @@ class Files(StoredTask):
         valid_share: Fraction of the training set held out for validation, if there is no file of it.
         test_share: Fraction of the training set held out for the test, if there is no file of it.
         seed: Seed that decides which samples are held out.
+        folds: Number of parts into which all samples are cut, each with its share of every class; one is the test set.
+        fold: Which of them is the test set, from 0.
         label_column: Column with the labels.
         input_column: Column with whole sequences, if there is one of this name.
         ignore: Columns of a table to leave out.
@@ -76,6 +79,8 @@ class Files(StoredTask):
     valid_share: Fraction = 0.1
     test_share: Fraction = 0.1
     seed: Seed = 0
+    folds: Several | None = None
+    fold: Count = 0
     label_column: str = "label"
     input_column: str = "input"
     ignore: tuple[str, ...] = ()
@@ -95,6 +100,10 @@ class Files(StoredTask):
         valid, test = self.valid_share, self.test_share
         if valid + test >= 1:
             raise BadInput(f"valid_share and test_share must be below 1 together, got {valid} and {test}")
+        if self.fold >= (self.folds or 1):
+            raise BadInput(f"fold must be from 0 to one less than folds, got {self.fold} of {self.folds or 'no folds'}")
+        if self.folds is not None and self.test_share != type(self).test_share:
+            raise BadInput(f"test_share must be left out, as one of {self.folds} folds is the test set")
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", DELIMITERS.get(self.delimiter.lower(), self.delimiter))
             if len(self.delimiter) != 1 or self.delimiter.isalnum() or self.delimiter in '\r\n\0"+-._\ufeff':
@@ -140,7 +149,7 @@ class Files(StoredTask):
         """The stored set. What looks wrong in it is said when its first use makes it; 'data prepare' says it, too."""
         is_new = not self.is_prepared()
         prepared = super().prepared
-        for warning in notes(prepared.details) if is_new else ():
+        for warning in notes(prepared.details) if is_new and self.fold == 0 else ():  # once for all folds
             print(f"longlens: {self.title}: {warning}", file=sys.stderr, flush=True)
         return prepared
 
@@ -156,7 +165,8 @@ class Files(StoredTask):
 
     @property
     def title(self) -> str:
-        return f"files ({Path(self.path).resolve().name})"
+        folds = "" if self.folds is None else f", {self.folds} folds"
+        return f"files ({Path(self.path).resolve().name}{folds})"
 
     @property
     def slug(self) -> str:
@@ -174,6 +184,8 @@ class Files(StoredTask):
         stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         options = self.values() | {"path": str(Path(self.path).resolve())}
         del options["max_length"]  # sequences are stored whole
+        if self.folds is None:  # as before there were folds
+            del options["folds"], options["fold"]
         for name in Layout.__dataclass_fields__:
             if options.get(name) == getattr(Layout, name):  # as before there were such options
                 del options[name]
@@ -194,6 +206,9 @@ class Files(StoredTask):
 
     def build(self, writer: Writer, source: Path | None, workers: int | None) -> Details:
         found = find_files(Path(self.path))
+        if self.folds is not None and len(found) > 1:
+            others = f"{self.path} has a {next(split for split in SPLITS[1:] if split in found)} file"
+            raise BadInput(f"folds cut all samples of one file, and {others}: join the files, or leave out folds")
         tables = {"train": read_records(found["train"], self.layout)}
         layout = tables["train"].layout
         for split in SPLITS[1:]:
@@ -253,6 +268,10 @@ class Files(StoredTask):
     def _hold_out(self, tables: dict[str, Records], classes: int) -> dict[str, Records]:
         """Train, valid and test; what has no file is held out of the training set."""
         train = tables["train"]
+        if self.folds is not None:
+            how: Any = {"folds": self.folds, "fold": self.fold, "valid_share": self.valid_share, "seed": self.seed}
+            rows = cut_fold(train.labels, classes=classes > 0, **how)
+            return {split: train.take(chosen) for split, chosen in rows.items()}
         count = len(train.lengths)
         order = Stream("files", self.seed).permutation(count)
         if classes:  # one sample of each goes to the end, to stay in the training set

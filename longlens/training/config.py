@@ -12,22 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from longlens.errors import BadInput
 from longlens.files import open_file
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, list_mixers
 from longlens.models.config import ModelConfig
 from longlens.options import (
-    Count,
-    Fraction,
+    REQUIRED,
     Is,
     NonNegative,
     Option,
     Options,
-    Positive,
-    Probability,
-    Seed,
     Size,
     check_names,
     check_options,
@@ -35,90 +31,21 @@ from longlens.options import (
     options_of,
 )
 from longlens.tasks.base import Task, create_task, find_task
+from longlens.training.options import BUDGETS, Groups
+from longlens.training.options import TrainingConfig as TrainingConfig
 
 SCALES = ("smoke", "mini", "paper")
 PUBLISHED = "published"  # the recipe of a layer's own publication
 SECTIONS = ("task", "mixer", "model", "training")
 PARTS = ("task_options", "mixer_options", "model", "training")  # of config.json
+# Options that are younger than runs which people have: at their defaults they are not in the name of a folder.
+LATER = (
+    *("task.folds", "task.fold"),
+    *("training.minutes", "training.min_steps", "training.stop_after", "training.class_weights"),
+)
 
-Groups = Annotated[dict[str, dict[str, Any]], Is("a table of tables, or NAME.lr=… and NAME.weight_decay=…")]
-GROUP = {"lr": Positive, "weight_decay": NonNegative}
 Engine = Literal["local", "ray"]
 Changes = Mapping[str, Any]  # by dotted or plain names: {"training.lr": 1e-4, "depth": 2, "task.max_length": 512}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Options):
-    """How a model is trained. All of it decides the result.
-
-    Args:
-        seed: Seed of the weights, the order of the samples, and dropout.
-        batch_size: Samples of a step, in all processes together.
-        epochs: Passes over the training set; give this or steps.
-        steps: Steps of training; give this or epochs.
-        lr: Peak learning rate of AdamW.
-        kernel_lr: Upper bound of the learning rate of kernel parameters, such as those of a state space.
-        weight_decay: Weight decay of matrices; norms, biases and kernel parameters have none.
-        decay_all: Decay norms, biases and vectors as matrices, as most published recipes do.
-        groups: Learning rate (lr) and weight decay (weight_decay) of a parameter group that the layer names.
-        betas: Betas of AdamW.
-        eps: Epsilon of AdamW.
-        schedule: Learning-rate schedule: cosine and linear fall to 0, inverse-sqrt falls as 1/√step, plateau falls when
-            validation stops improving.
-        warmup: Steps in which the learning rate rises, or a fraction of all (cosine, linear, inverse-sqrt).
-        decay_steps: Step at which the learning rate would be 0 (cosine, linear); none for the last.
-        patience: Evaluations without improvement before the learning rate falls (plateau).
-        factor: Factor by which the learning rate falls (plateau).
-        clip: Largest norm of the gradient; none for no clipping.
-        accumulate: Number of micro-batches of a step, to save memory; batch norm sees each by itself.
-        precision: Numbers of the forward pass; auto is bfloat16 on GPUs that have it, and float32 elsewhere.
-        evaluate_every: Steps between evaluations on the validation set; by default an epoch.
-        valid_samples: Validation samples of an evaluation; by default all.
-        test_samples: Test samples at the end; by default all.
-        group_by_length: Put samples of similar length into a batch.
-        train_samples: Training samples to use, drawn once for all; by default all.
-        train_on_valid: Train on the validation set as well, to see whether a model can fit it.
-    """
-
-    seed: Seed = 0
-    batch_size: Size = 32
-    epochs: Annotated[float, Gt(0), Le(1e9), Is("a number above 0, at most 10^9")] | None = None
-    steps: Size | None = None
-    lr: Positive = 1e-3
-    kernel_lr: Positive = 1e-3
-    weight_decay: NonNegative = 0.0
-    decay_all: bool = False
-    groups: Groups | None = None
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt", "plateau"] = "cosine"
-    warmup: Probability | Size = 0.1
-    decay_steps: Size | None = None
-    patience: Count = 10
-    factor: Fraction = 0.2
-    clip: Positive | None = None
-    accumulate: Size = 1
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    evaluate_every: Size | None = None
-    valid_samples: Size | None = None
-    test_samples: Size | None = None
-    group_by_length: bool = True
-    train_samples: Size | None = None
-    train_on_valid: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.epochs is None) == (self.steps is None):
-            raise BadInput(f"either epochs or steps must be given, got epochs={self.epochs} and steps={self.steps}")
-        if self.accumulate > self.batch_size:
-            raise BadInput(f"accumulate must be at most the batch_size, {self.batch_size}, got {self.accumulate}")
-        if self.groups is not None:
-            object.__setattr__(self, "groups", {name: _check_group(name, self.groups[name]) for name in self.groups})
-
-
-def _check_group(name: str, values: Mapping[str, Any]) -> dict[str, float]:
-    known = {key: Option(f"groups.{name}.{key}", hint, None) for key, hint in GROUP.items()}
-    return check_options(known, values, f"group {name!r}")
 
 
 @dataclass(frozen=True)
@@ -168,9 +95,15 @@ class Config:
 
     def digest(self, fingerprint: str, without: Iterable[str] = ()) -> str:
         """The name of its folder: another one if any number or the data is another."""
-        values = {name: value for name, value in self.values().items() if name not in without}
+        left_out = {*without, *(name for name in LATER if self._is_default(name))}
+        values = {name: value for name, value in self.values().items() if name not in left_out}
         text = json.dumps([values, fingerprint], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def _is_default(self, name: str) -> bool:
+        section, _, option = name.partition(".")
+        part = getattr(self, section)
+        return hasattr(part, option) and getattr(part, option) == getattr(type(part), option, REQUIRED)
 
 
 def _make_config(recipe: str, task: str | Task, mixer: str, sections: Iterable[Changes]) -> Config:
@@ -226,9 +159,8 @@ class Recipe:
         name = task.name if isinstance(task, Task) else task
         new = sort_changes(changes or {}, name, [mixer, *others])
         new["mixer"] = {key: value for key, value in new["mixer"].items() if key in find_mixer(mixer).options}
-        for length, other in (("steps", "epochs"), ("epochs", "steps")):
-            if length in new["training"] and other not in new["training"]:
-                new["training"][other] = None
+        if any(new["training"].get(budget) is not None for budget in BUDGETS):  # instead of the recipe's
+            new["training"] = dict.fromkeys(BUDGETS) | new["training"]
         if groups := new["training"].get("groups"):  # added to those of the recipe
             before = Option("groups", Groups | None).check(self.defaults("training", mixer).get("groups")) or {}
             new["training"]["groups"] = before | {name: before.get(name, {}) | groups[name] for name in groups}

@@ -5,6 +5,7 @@ a checkpoint says all with the step that it belongs to, and a run that was kille
 """
 
 import math
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -23,6 +24,7 @@ from longlens.training.run import higher_is_better
 from longlens.training.step import (
     Evaluated,
     Schedule,
+    class_weights,
     make_optimizer,
     prefetch,
     seed_step,
@@ -30,6 +32,8 @@ from longlens.training.step import (
     train_step,
     training_set,
 )
+
+TICKS = 1_000_000  # into which a schedule cuts a budget of minutes
 
 
 def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str | None = None) -> dict[str, Any]:
@@ -53,24 +57,26 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
         if run.result is not None:
             return run.result
         state, clock = run.resume(learner), learner.clock
+        plan.spent = state.training_seconds
         losses, device = [], run.processes.device
         logged = run.folder.folder if run.processes.is_first else None
-        opened = open_logs(logged, config, runtime, state.step, plan.steps)
-        with run.explain_divergence(learner.schedule), opened as logs:
+        opened = open_logs(logged, config, runtime, state.step, plan.steps or 0)
+        with run.explain_divergence(lambda step: learner.schedule.factor(plan.place(step))), opened as logs:
             if plan.evaluates(state):  # it was stopped in the midst of an evaluation
                 validate(run, learner, logs)
-            for batch in prefetch(load_batches(config, plan, state.step, run.processes), device):
+            for batch in prefetch(load_batches(config, plan, state, run.processes), device):
                 seed_step(options.seed, state.step, run.processes)
-                factor = learner.schedule.factor(state.step)
+                factor = learner.schedule.factor(plan.place(state.step))
                 set_learning_rate(learner.optimizer, factor)
+                how = batch, options, run.processes, learner.class_weights
                 with clock.computing():
-                    loss = train_step(learner.parallel, spec, learner.optimizer, batch, options, run.processes)
+                    loss = train_step(learner.parallel, spec, learner.optimizer, *how)
                 state.step += 1
                 losses.append((loss, batch.tokens))
 
                 stops = False
                 if plan.looks(state) or device.type == "cpu":
-                    stops = count_losses(losses, state, run.processes, run.stop.asked)
+                    stops, plan.spent = count_losses(losses, state, run.processes, run.stop.asked)
                 with clock.not_training():
                     if plan.logs(state):
                         rate, lr = clock.tokens_per_second(), factor * options.lr
@@ -80,8 +86,10 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
                     elif plan.saves(state) or stops:
                         run.save(learner, logs)
                 if stops:
-                    raise Interrupted(f"stopped at step {state.step:,} of {plan.steps:,}, and saved")
-            return finish(run, learner)
+                    raise Interrupted(f"stopped at step {state.step:,}{plan.of_steps}, and saved")
+                if plan.left(state) == 0:
+                    break
+            return finish(run, learner, plan)
 
 
 class Plan:
@@ -92,17 +100,53 @@ class Plan:
         self.runtime = runtime
         self.samples = len(training_set(config.task, options))
         self.per_epoch = math.ceil(self.samples / options.batch_size)
-        self.steps = options.steps or math.ceil((options.epochs or 0) * self.per_epoch)
+        self.steps = options.steps  # None if the clock ends the run
+        self.seconds = 60 * (options.minutes or 0)
+        self.spent = 0.0  # of these seconds, as all processes count them
+        self.stop_after = options.stop_after
         self.evaluate_every = options.evaluate_every or self.per_epoch
+        if options.epochs is not None:
+            passes = math.ceil(options.epochs * self.per_epoch)
+            self.steps = max(passes, options.min_steps)
+            if options.evaluate_every is None and passes < options.min_steps:
+                self.evaluate_every = math.ceil(options.min_steps / math.ceil(options.epochs))
+
+    @property
+    def of_steps(self) -> str:
+        return "" if self.steps is None else f" of {self.steps:,}"
+
+    @property
+    def length(self) -> int:
+        """Of the schedule."""
+        return self.steps or TICKS
+
+    def place(self, step: int) -> int:
+        """In the schedule, after so many steps: the clock decides if the budget is one of minutes."""
+        return step if self.steps is not None else round(min(1, self.spent / self.seconds) * TICKS)
+
+    def is_last(self, state: TrainState) -> bool:
+        return self.spent >= self.seconds if self.steps is None else state.step >= self.steps
+
+    def ends_early(self, state: TrainState) -> bool:
+        """Whether the last evaluations, the one at this step among them, were not better than one before."""
+        if self.stop_after is None or state.best_step is None or state.evaluated < state.step or self.is_last(state):
+            return False
+        return state.step - state.best_step >= self.stop_after * self.evaluate_every
+
+    def left(self, state: TrainState) -> int:
+        """Steps; a clock may end them sooner."""
+        if self.ends_early(state) or self.is_last(state):
+            return 0
+        return sys.maxsize if self.steps is None else self.steps - state.step
 
     def logs(self, state: TrainState) -> bool:
-        return state.step % self.runtime.log_every == 0 or state.step == self.steps
+        return state.step % self.runtime.log_every == 0 or self.is_last(state)
 
     def saves(self, state: TrainState) -> bool:
         return state.step % self.runtime.checkpoint_every == 0
 
     def evaluates(self, state: TrainState) -> bool:
-        at_interval = state.step % self.evaluate_every == 0 or state.step == self.steps
+        at_interval = state.step % self.evaluate_every == 0 or self.is_last(state)
         return at_interval and state.evaluated < state.step
 
     def looks(self, state: TrainState) -> bool:
@@ -121,14 +165,16 @@ def build_learner(run: OpenRun, plan: Plan) -> Learner:
         model.compile()
     parallel = parallelize(model, processes, run.runtime.parallel)
     optimizer = make_optimizer(model, config.training)
-    schedule = Schedule(config.training, plan.steps, higher_is_better(config.task.spec.metric))
-    return Learner(model, parallel, optimizer, schedule, parameters)
+    schedule = Schedule(config.training, plan.length, higher_is_better(config.task.spec.metric))
+    weights = class_weights(config.task, config.training)
+    weights = None if weights is None else weights.float().to(processes.device)
+    return Learner(model, parallel, optimizer, schedule, parameters, weights)
 
 
-def load_batches(config: Config, plan: Plan, step: int, processes: Processes) -> Iterator[Batch]:
+def load_batches(config: Config, plan: Plan, state: TrainState, processes: Processes) -> Iterator[Batch]:
     """One for each step that is left."""
-    options, left = config.training, plan.steps - step
-    epoch, start = divmod(step, plan.per_epoch)
+    options, left = config.training, plan.left(state)
+    epoch, start = divmod(state.step, plan.per_epoch)
     while left > 0:
         batches = Batches(
             training_set(config.task, options, epoch),
@@ -162,7 +208,7 @@ def validate(run: OpenRun, learner: Learner, logs: Logs) -> None:
     run.save(learner, logs)
 
 
-def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
+def finish(run: OpenRun, learner: Learner, plan: Plan) -> dict[str, Any]:
     """Test the last model and the best on validation, once; write the result."""
     task, options, state = run.config.task, run.config.training, learner.state
     last = run.evaluate(learner.model, "test")
@@ -185,6 +231,7 @@ def finish(run: OpenRun, learner: Learner) -> dict[str, Any]:
         "valid_last": state.last,
         "best_step": state.best_step,
         "steps": state.step,
+        "ended_by": "validation" if plan.ends_early(state) else "steps" if plan.steps else "minutes",
         "parameters": learner.parameters,
         "tokens": state.tokens,
         "tokens_per_second": state.tokens / max(state.training_seconds, 1e-9),

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -124,20 +124,23 @@ class Clock:
         return (self.state.tokens - tokens) / max(self.state.training_seconds - seconds, 1e-9)
 
 
-def count_losses(waiting: list[tuple[Tensor, int]], state: TrainState, processes: Processes, asked: bool) -> bool:
-    """Add the losses and tokens of the last steps to the state; whether some process was asked to stop. They wait on
-    their device until then, so that a GPU need not be waited for in each step."""
+def count_losses(
+    waiting: list[tuple[Tensor, int]], state: TrainState, processes: Processes, asked: bool
+) -> tuple[bool, float]:
+    """Add the losses and tokens of the last steps to the state. They wait on their device until then, so that a GPU
+    need not be waited for in each step. Returns what all processes agree on: whether one of them was asked to stop, and
+    the seconds of training."""
     tokens = sum(count for _, count in waiting)
-    facts = torch.tensor([tokens, asked], dtype=torch.float64, device=processes.device)
+    facts = torch.tensor([tokens, asked, state.training_seconds], dtype=torch.float64, device=processes.device)
     parts = torch.stack([loss for loss, _ in waiting]).double()
-    *losses, tokens, stops = processes.sum(torch.cat([parts, facts])).tolist()
+    *losses, tokens, stops, seconds = processes.sum(torch.cat([parts, facts])).tolist()
     for step, loss in enumerate(losses, state.step - len(losses) + 1):
         if not math.isfinite(loss):
             raise NotFinite(f"the loss is {loss}", step)
     state.losses += sum(losses)
     state.tokens += round(tokens)
     waiting.clear()
-    return stops > 0
+    return stops > 0, seconds / processes.count
 
 
 @dataclass
@@ -149,6 +152,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     parameters: int  # how many
+    class_weights: Tensor | None = None  # in the loss
     state: TrainState = field(init=False)  # these two from ``resume`` on
     clock: Clock = field(init=False)
 
@@ -287,12 +291,13 @@ class OpenRun:
         return found
 
     @contextmanager
-    def explain_divergence(self, schedule: Schedule) -> Iterator[None]:
-        """A number that is not finite ends the run, with what to do about it."""
+    def explain_divergence(self, factor: Callable[[int], float]) -> Iterator[None]:
+        """A number that is not finite ends the run, with what to do about it. ``factor`` is that of the learning rate
+        after so many steps."""
         try:
             yield
         except NotFinite as problem:
-            lr = schedule.factor(problem.step - 1) * self.config.training.lr
+            lr = factor(problem.step - 1) * self.config.training.lr
             saved = self.folder.checkpoint_folders()
             last = f"The last good checkpoint is {saved[0]}" if saved else "There is no checkpoint yet"
             raise RunError(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -51,6 +51,7 @@ class _Result(TypedDict):
     valid_last: float | None
     best_step: int | None
     steps: int
+    ended_by: NotRequired[Literal["steps", "validation", "minutes"]]  # not there in results of older versions
     parameters: int
     tokens: int
     tokens_per_second: float

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.datasets import Batch, Batches, Joined, Split, Stream, Subset
+from longlens.data.datasets import Batch, Batches, Joined, Samples, Split, Stream, Subset
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import loss_sum, metric_sums, metric_value, sample_scores
 from longlens.options import nearest
@@ -23,6 +23,7 @@ from longlens.training.machine import Processes, without_sync
 
 LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
 LOOK_EVERY = 32  # batches between two looks at the signals of all processes
+AT_ONCE = 500  # samples that are read together
 
 
 def training_set(task: Task, options: TrainingConfig, epoch: int = 0) -> Split:
@@ -33,6 +34,28 @@ def training_set(task: Task, options: TrainingConfig, epoch: int = 0) -> Split:
     return Joined(train, task.split("valid")) if options.train_on_valid else train
 
 
+def read_all(split: Split) -> Iterator[Samples]:
+    """All samples of a split, some at a time."""
+    for start in range(0, len(split), AT_ONCE):
+        yield split.take(np.arange(start, min(start + AT_ONCE, len(split))))
+
+
+def all_targets(split: Split) -> np.ndarray:
+    return np.concatenate([samples.targets for samples in read_all(split)])
+
+
+def class_weights(task: Task, options: TrainingConfig) -> Tensor | None:
+    """(classes,) what a sample of each class counts in the loss, if not 1: with N samples of K classes, N_c of class c,
+    N / (K·N_c), so that all classes count the same and the mean over all samples is 1."""
+    if options.class_weights is None:
+        return None
+    if task.spec.head not in ("classify", "match"):
+        raise BadInput(f"class_weights must be none, as {task.title} has no classes, got {options.class_weights}")
+    counts = np.bincount(all_targets(training_set(task, options)), minlength=task.spec.outputs)
+    present = np.maximum(counts, 1) * np.count_nonzero(counts)  # a class that is not there has no sample to weigh
+    return torch.from_numpy(counts.sum() / present)
+
+
 def train_step(
     model: nn.Module,
     spec: Spec,
@@ -40,6 +63,7 @@ def train_step(
     batch: Batch,
     options: TrainingConfig,
     processes: Processes,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Forward, backward, optimizer. Returns this process's part of the loss: their sum is the loss of the step."""
     optimizer.zero_grad()
@@ -47,7 +71,7 @@ def train_step(
     for index in range(options.accumulate):
         with without_sync(model, index < options.accumulate - 1):
             outputs, targets = forward(model, batch.part(index, options.accumulate), options.precision, processes)
-            part = loss_sum(spec, outputs, targets) / batch.total
+            part = loss_sum(spec, outputs, targets, weights) / batch.total
             (part * processes.count).backward()  # as the gradients are averaged over the processes
         loss += part.detach()
     if options.clip is not None:
@@ -180,7 +204,7 @@ class Schedule:
 
     Args:
         config: Which of them, and its numbers.
-        steps: Steps of the whole run.
+        steps: Steps of the whole run, or whatever its length is counted in.
         higher_is_better: Whether a higher metric is an improvement.
     """
 

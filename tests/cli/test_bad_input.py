@@ -87,9 +87,9 @@ train listops --threads -2
 train listops --steps 2.5
     --steps must be a whole number of at least 1 or none, got 2.5
 train listops --steps none --epochs none
-    either epochs or steps must be given
+    one of epochs, steps and minutes must be given
 train atomic-cumsum --steps 5 --epochs 1
-    either epochs or steps must be given, got epochs=1.0 and steps=5
+    one of epochs, steps and minutes must be given, got epochs=1.0 and steps=5
 train atomic-cumsum --lr fast
     --lr must be a number above 0, got fast
 train atomic-cumsum --lr -1e-3
@@ -368,7 +368,7 @@ def test_a_file_is_no_folder(line, longlens, here):
     [
         ("[training]\nsteps = 5\nlerning_rate = 1e-3\n", "[training] has no option 'lerning_rate'; choose from seed,"),
         ("[training]\nsteps = 5\nbatch_sise = 8\n", "[training] has no option 'batch_sise'; did you mean 'batch_size'"),
-        ("[model]\nwidth = 32\n", "either epochs or steps must be given"),
+        ("[model]\nwidth = 32\n", "one of epochs, steps and minutes must be given"),
         ("[modle]\nwidth = 32\n", "a recipe has no option 'modle'; did you mean 'model'"),
         ("model = 3\n", "model must be a table, got 3"),
         ("[mixers]\nlas = 3\n", "mixers must be a table of tables, got {'las': 3}"),

@@ -175,7 +175,7 @@ STEPS = "[training]\nsteps = 5\n"
         (STEPS + "[mixers.las-chunk]\nchunk_sise = 8\n", "'chunk_sise'", "did you mean 'chunk_size'"),
         (STEPS + "[task]\nmax_lenght = 8\n", "'max_lenght'", "did you mean 'max_length'"),
         (STEPS + '[model]\nnorm = "bach"\n', "norm must be one of layer, batch, scale, rms, got bach", "batch"),
-        ("[training]\nlr = 1e-3\n", "either epochs or steps must be given", "steps=None"),
+        ("[training]\nlr = 1e-3\n", "one of epochs, steps and minutes must be given", "got none"),
         ("[training\nsteps = 5\n", "line 1", "']'"),
     ],
 )
