@@ -46,6 +46,12 @@ def train(name: str, about: str, arguments: list[str]) -> list[Any]:
         f"{result.parameters:,} parameters, {result.steps:,} steps in {result.seconds:,.0f} s, "
         f"{result.tokens_per_second:,.0f} tokens/s, {result.peak_memory_bytes / 2**20:,.0f} MiB",
     ]
+    match result.values.get("ended_by"):
+        case "validation":
+            lines.append(f"stopped at step {result.steps:,}, as validation was not better than at {result.best_step:,}")
+        case "minutes":
+            minutes = result.config.training.minutes
+            lines.append(f"{result.steps:,} steps fit into {minutes:g} minutes of training here; elsewhere, others do")
     note = " (finished before, not run again)" if result.was_there else ""
     return [*map(sentence, lines), f"run folder: {result.folder}{note}"]
 
@@ -154,6 +160,8 @@ def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
     lines: list[Any] = [comparison.table]
     for outcome in comparison.failed:
         run = f"{outcome.config.mixer.name}, seed {outcome.config.training.seed}"
+        values = outcome.config.values()
+        run += f", fold {values['task.fold']}" if values.get("task.folds") else ""
         lines.append(sentence(f"{run} failed: {outcome.error}"))
     lines.append(sentence(comparison.verdict) if comparison.verdict else None)
     before = sum(outcome.was_there for outcome in outcomes)

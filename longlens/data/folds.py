@@ -30,11 +30,15 @@ def cut_fold(
     parts = round((1 - 1 / folds) / valid_share)  # into which the other folds are cut, one of them for validation
     if parts < 2:
         raise BadInput(f"valid_share must be below half of what {folds} folds leave for training, got {valid_share}")
+    few = f"{len(labels)} sequences{f' of {len(set(labels))} classes' if classes else ''}"
+    too_few = f"{few} are too few for {folds} folds and a valid_share of {valid_share}"
     if len(labels) - -(-len(labels) // folds) < max(folds - 1, parts):
-        raise BadInput(f"{len(labels)} sequences are too few for {folds} folds and a valid_share of {valid_share}")
+        raise BadInput(too_few)
     rest, test = _deal(strata, folds, fold, seed)
     train, valid = (rest[chosen] for chosen in _deal(strata[rest], parts, 0, seed))
     known = np.isin(strata[valid], strata[train])  # of a class that has one sample, it is not there to validate
+    if not known.any():
+        raise BadInput(too_few)
     return {"train": np.concatenate([train, valid[~known]]), "valid": valid[known], "test": test}
 
 

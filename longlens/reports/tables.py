@@ -185,7 +185,7 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
 
         gained, lost = int((right > chance.right).sum()), int((right < chance.right).sum())
         p = binomtest(gained, gained + lost, alternative="greater").pvalue if gained + lost else 1.0
-        beats = p < LEVEL
+        beats = bool(p < LEVEL)
         shown += f" (p = {p:.2g})"
     else:
         beats = _sign(metric) * (test - chance.value) > 0

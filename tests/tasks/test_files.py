@@ -684,3 +684,67 @@ def test_a_missing_path_is_told(tmp_path):
 def test_there_is_nothing_to_import(make):
     with pytest.raises(ValueError, match="the task 'files' reads its own --path"):
         make(in_three("jsonl", GOOD)).prepare("elsewhere")
+
+
+# Folds
+
+
+def test_folds_take_the_scale_and_the_vocabulary_from_their_training_part(make):
+    """One sample has values, and another a symbol, that no other has: where it is tested on, nobody has seen them."""
+    numbers = np.random.default_rng(0).normal(size=(40, 6))
+    numbers[7] = 1000.5
+    for fold in range(4):
+        task = make({"train.jsonl": jsonl(numbers.tolist(), [0, 1] * 20)}, folds=4, fold=fold)
+        parts = {split: np.array(rows(task, split))[..., 0] for split in SPLITS}
+        assert parts["train"].mean() == pytest.approx(0, abs=1e-6)
+        assert parts["train"].std() == pytest.approx(1, abs=1e-6)
+        held_out = max(part.max() for part in (parts["valid"], parts["test"]))
+        assert (held_out > 100) != (parts["train"].max() > 4), "far beyond the scale, unless it was trained on"
+        assert (len(parts["train"]), len(parts["valid"]), len(parts["test"])) == (26, 4, 10)
+    texts = ["abab"] * 39 + ["abz"]
+    tested = 0
+    for fold in range(4):
+        task = make({"train.jsonl": jsonl(texts, [0, 1] * 20)}, folds=4, fold=fold)
+        held_out = [row for split in ("valid", "test") for row in decoded(task, split)]
+        assert ("z" in task.vocabulary()) != (["a", "b", "<unk>"] in held_out)
+        tested += ["a", "b", "<unk>"] in decoded(task, "test")
+    assert tested == 1
+
+
+def test_all_folds_together_have_every_sample_once(make):
+    inputs = [[float(number) + 0.5] * 3 for number in range(30)]
+    found = []
+    for fold in range(3):
+        task = make({"train.jsonl": jsonl(inputs, ["a", "b", "a"] * 10)}, folds=3, fold=fold, standardize=False)
+        found += [row[0][0] for row in rows(task, "test")]
+    assert sorted(found) == [row[0] for row in inputs]
+
+
+def test_what_does_not_go_with_folds_is_a_sentence(make):
+    files = {"train.jsonl": jsonl([[0.5]] * 30, [0, 1] * 15)}
+    with pytest.raises(BadInput, match="fold must be from 0 to one less than folds, got 3 of 3"):
+        make(files, folds=3, fold=3)
+    with pytest.raises(BadInput, match="fold must be from 0 to one less than folds, got 1 of no folds"):
+        make(files, fold=1)
+    with pytest.raises(BadInput, match="test_share must be left out, as one of 3 folds is the test set"):
+        make(files, folds=3, test_share=0.3)
+    with pytest.raises(BadInput, match="folds must be a whole number of at least 2"):
+        make(files, folds=1)
+    task = make(files | {"test.jsonl": jsonl([[0.5]], [0])}, folds=3)
+    with pytest.raises(BadInput, match=r"folds cut all samples of one file, and .* has a test file: join the files"):
+        task.prepare()
+
+
+def test_without_folds_a_set_is_the_one_that_was_stored_before_there_were_any(make):
+    task = make({"train.jsonl": jsonl([[0.5]] * 30, [0, 1] * 15)})
+    assert not task.identity().keys() & {"folds", "fold"}
+    assert task.title == "files (data)"
+
+
+def test_what_looks_wrong_is_said_once_for_all_folds(make, capsys):
+    constant = [[1.5, float(number)] for number in range(30)]
+    for fold in range(3):
+        task = make({"train.jsonl": jsonl([[row] for row in constant], [0, 1] * 15)}, folds=3, fold=fold)
+        assert task.spec.outputs == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == len(task.prepared.details["warnings"]) > 0
