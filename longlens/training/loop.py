@@ -74,6 +74,7 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
                 state.step += 1
                 losses.append((loss, batch.tokens))
 
+                clock.count(training=True)
                 stops = False
                 if plan.looks(state) or device.type == "cpu":
                     stops, plan.spent = count_losses(losses, state, run.processes, run.stop.asked)

@@ -39,8 +39,9 @@ def test_two_processes_train_as_one(runs, compare, case, parallel):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_padded_samples_and_batch_norm_in_two_processes(runs, compare, parallel):
+def test_padded_samples_weighted_classes_and_batch_norm_in_two_processes(runs, compare, parallel):
     flags = ["--recipe", "smoke", *BATCH_NORM, "--steps", "12", "--evaluate-every", "6", "--log-every", "3"]
+    flags += ["--class-weights", "balanced"]
     flags += ["--task.sizes", "65", "33", "33", "--batch-size", "16"]
     run = runs.train("run", *flags, "--parallel", parallel, task="listops", processes=2)
     assert run.code == 0, run.said

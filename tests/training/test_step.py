@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from longlens.data.datasets import IGNORE, Batch, Joined, Windows
@@ -15,6 +16,7 @@ from longlens.tasks.base import create_task
 from longlens.training.config import TrainingConfig
 from longlens.training.machine import Processes
 from longlens.training.step import (
+    class_weights,
     forward,
     in_bfloat16,
     make_optimizer,
@@ -103,13 +105,13 @@ def test_a_layer_that_names_a_parameter_which_it_has_not_is_a_sentence(attribute
         groups_of(nn.Sequential(layer))
 
 
-def gradients(task, options, **model_options):
+def gradients(task, options, weights=None, **model_options):
     """Of a step, and its loss."""
     torch.manual_seed(0)
     model = create_model(task, "las", depth=1, width=16, heads=2, **model_options)
     optimizer = make_optimizer(model, options)
     (batch, *_) = task.batches("train", options.batch_size, shuffle=True)
-    loss = train_step(model, task.spec, optimizer, batch, options, ALONE)
+    loss = train_step(model, task.spec, optimizer, batch, options, ALONE, weights)
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert len(found) == len(list(model.parameters()))
     return loss, found, model, batch
@@ -123,6 +125,33 @@ def test_a_batch_in_parts_has_the_same_loss_and_gradient(parts, tmp_path, monkey
     loss, found, *_ = gradients(task, TrainingConfig(steps=1, batch_size=5, accumulate=parts))
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_classes_that_are_balanced_count_the_same(listops):
+    """By scikit-learn's formula; a class that is not there has no say."""
+    options = TrainingConfig(steps=1, batch_size=5, class_weights="balanced")
+    assert class_weights(listops, TrainingConfig(steps=1)) is None
+    weights = class_weights(listops, options)
+    targets = listops.split("train").take(np.arange(len(listops.split("train")))).targets
+    present = np.unique(targets)
+    wanted = compute_class_weight("balanced", classes=present, y=targets)
+    np.testing.assert_allclose(weights[present], wanted, rtol=1e-12)
+    assert weights[targets].mean().item() == pytest.approx(1)
+    with pytest.raises(BadInput, match=r"class_weights must be none, as atomic-cumsum .* has no classes, got balanced"):
+        class_weights(create_task("atomic-cumsum", max_length=8), options)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_weights_of_classes_are_those_of_the_loss_in_any_number_of_parts(parts, listops):
+    weights = torch.linspace(0.1, 3, 10, dtype=torch.float64)
+    loss, found, _, batch = gradients(listops, TrainingConfig(steps=1, batch_size=5, accumulate=parts), weights)
+    torch.manual_seed(0)
+    model = create_model(listops, "las", depth=1, width=16, heads=2)
+    each = nn.functional.cross_entropy(model(batch.inputs, batch.mask), batch.targets, reduction="none")
+    wanted = (each * weights[batch.targets].float()).sum() / 5
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()}, rtol=1e-4, atol=1e-6)
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples():
