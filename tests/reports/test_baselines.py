@@ -122,3 +122,13 @@ def test_layers_that_learned_nothing_seldom_beat_guessing(tmp_path, monkeypatch)
         lines = list(tables.beats_guessing(outcomes_of(tmp_path, random.random(5).tolist(), rights)))
         beaten += not lines[0].startswith("nothing")
     assert beaten / 200 < 0.05
+
+
+def test_other_rows_in_the_same_file_are_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for share in (10, 4):
+        rows = [{"input": [float(n), 0.5], "label": int(n % share == 0)} for n in range(200)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found.append(baselines(create_task("files", path="rows.jsonl"), None)[0].value)
+    assert found[0] != found[1]
