@@ -153,7 +153,8 @@ def test_your_own_files(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_your_own_sequences_from_the_file_to_a_model_that_is_used(tmp_path, monkeypatch, capsys):
-    """A newcomer's story, by the README's commands: semicolons, an id, 300 rows; and the run is moved at the end."""
+    """A newcomer's story, by the README's commands: semicolons, an id, 300 rows; folds, and the best beside guessing;
+    and the run is moved before it is used."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LONGLENS_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("longlens.api._is_only_here", lambda config: True)
@@ -176,19 +177,22 @@ def test_your_own_sequences_from_the_file_to_a_model_that_is_used(tmp_path, monk
         words = shlex.split(command)[1:]
         if words[0] in ("predict", "evaluate", "explain", "export"):
             if not moved.exists():
-                shutil.copytree(next((tmp_path / "runs").glob("files-*/las/*")), moved)
+                shutil.copytree(tmp_path / "sensors-model", moved)
+                shutil.rmtree(tmp_path / "sensors-model")
                 shutil.rmtree(tmp_path / "runs")
                 shutil.rmtree(tmp_path / "home")
                 (tmp_path / "sensors.csv").unlink()
                 monkeypatch.delenv("LONGLENS_HOME")
             words[1] = str(moved)
-        if words[0] == "compare":
-            words += "--recipe smoke --steps 60 --threads 1".split()
+        if words[0] in ("compare", "train"):
+            words += "--recipe smoke --steps 30 --threads 1".split()
         assert run(words) == 0, (command, capsys.readouterr().err)
         said = capsys.readouterr().out
         if words[0] == "compare":
+            assert "las (5 folds)" in said
             assert "linear model of statistics" in said
-            assert "beats guessing" in said
+            assert "best on validation, beats guessing" in said
+            assert re.search(r"over 5 folds \(p = [\d.e-]+\)", said)
         if words[0] == "evaluate":
             assert "other.csv (40 samples)" in said
     with (tmp_path / "labels.csv").open() as file:
