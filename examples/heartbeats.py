@@ -22,7 +22,7 @@ from longlens.cli import main
 
 BEAT, BEATS = 32, 5  # samples of a beat, and beats of a recording
 # place, width and height of P, Q, R, S and T
-WAVES = ((8, 2.0, 0.15), (13, 0.8, -0.2), (15, 1.0, 1.0), (17, 0.8, -0.25), (24, 2.5, 0.35))
+WAVES = ((8, 2.0, 0.15), (13, 0.8, -0.2), (15, 1.0, 1.0), (17, 0.8, -0.25), (24, 2.5, 0.5))
 NAMES = ("normal", "risk")
 
 
@@ -31,16 +31,16 @@ def recordings(count: int, seed: int) -> tuple[np.ndarray, list[str]]:
     random = np.random.default_rng(seed)
     spikes, inverted = random.random((2, count)) < 0.5
     time = np.arange(BEAT * BEATS)
-    rows = random.normal(0, 0.1, (count, len(time)))
-    rows += 0.2 * np.sin(2 * np.pi * (time / len(time) + random.random((count, 1))))  # the baseline wanders
+    rows = random.normal(0, 0.05, (count, len(time)))
+    rows += 0.1 * np.sin(2 * np.pi * (time / len(time) + random.random((count, 1))))  # the baseline wanders
     for beat in range(BEATS):
-        start = BEAT * beat + random.integers(-2, 3, (count, 1))  # not quite regular
+        start = BEAT * beat + random.integers(-1, 2, (count, 1))  # not quite regular
         for place, width, height in WAVES:
             is_last_t = beat == BEATS - 1 and place == WAVES[-1][0]
             heights = np.where(inverted & is_last_t, -height, height)[:, None]
             rows += heights * np.exp(-(((time - start - place) / width) ** 2))
         if beat == 0:
-            rows += spikes[:, None] * 0.7 * np.exp(-(((time - start - 20) / 1.0) ** 2))
+            rows += spikes[:, None] * np.exp(-(((time - start - 20) / 1.0) ** 2))
     return rows.round(3), [NAMES[int(risk)] for risk in spikes & inverted]
 
 

@@ -220,7 +220,7 @@ def _resolve(
 def _cut(config: Config, folds: int, seed: int | None, changes: Mapping[str, Any]) -> list[Config]:
     """A run for each fold. Those of another seed are other folds."""
     folds = Option("folds", Several).check(folds)
-    if "folds" not in config.task.values():
+    if not {"folds", "fold", "seed"} <= config.task.values().keys():
         raise BadInput(f"folds are for the task files, whose samples have no splits yet, got {config.task.name}")
     cut: dict[str, Any] = {"folds": folds}
     if seed is not None:

@@ -36,7 +36,7 @@ def fold_count(outcomes: Sequence[Outcome]) -> int | None:
 
 def fold_of(config: Config) -> Fold:
     values = config.values()
-    return tuple(values[name] for name in OF_A_FOLD)
+    return tuple(values.get(name, 0) for name in OF_A_FOLD)
 
 
 def trials(outcomes: Sequence[Outcome]) -> dict[Fold, Trial]:
@@ -50,12 +50,7 @@ def trials(outcomes: Sequence[Outcome]) -> dict[Fold, Trial]:
 
 
 def compare_trials(
-    first: dict[Fold, Trial],
-    second: dict[Fold, Trial],
-    folds: int,
-    metric: str,
-    *,
-    one_sided: bool,
+    first: dict[Fold, Trial], second: dict[Fold, Trial], folds: int, metric: str, *, one_sided: bool
 ) -> float | None:
     """How likely such a difference, or a larger one, is by chance: over the folds that both have. None of fewer than
     two."""
