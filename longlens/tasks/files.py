@@ -61,7 +61,7 @@ class Files(StoredTask):
         test_share: Fraction of the training set held out for the test, if there is no file of it.
         seed: Seed that decides which samples are held out.
         folds: Number of parts into which all samples are cut, each with its share of every class; one is the test set.
-        fold: Which of them is the test set, from 0.
+        fold: Number of the part that is the test set, from 0.
         label_column: Column with the labels.
         input_column: Column with whole sequences, if there is one of this name.
         ignore: Columns of a table to leave out.
