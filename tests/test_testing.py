@@ -11,8 +11,9 @@ from support import broken_layers as layers
 from support.broken_layers import Dropout, Future, FutureInTraining, Mean, SaysBoth, Wide
 from torch import nn
 
-from longlens.cli import main
+from longlens.cli import main, show
 from longlens.cli.check import check as check_command
+from longlens.cli.output import Failed
 from longlens.errors import BadInput
 from longlens.mixers.registry import REGISTRY, choose_mixer, find_mixer, register
 from longlens.models.model import ROUNDING, change_by_future, claims_causal
@@ -193,6 +194,17 @@ def test_what_another_process_cannot_make_does_not_apply():
 # The command
 
 
+def checked(layers, **options):
+    """As the command line prints it; the last line."""
+    try:
+        printed = check_command(layers, **options)
+    except Failed as failed:
+        show(failed.printed)
+        raise
+    show(printed)
+    return printed[-1]
+
+
 def rows(text):
     """The result of each property."""
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
@@ -200,7 +212,7 @@ def rows(text):
 
 
 def test_the_command_has_a_line_for_each_property(capsys):
-    said = check_command(("las",), processes=False)
+    said = checked(("las",), processes=False)
     shown = capsys.readouterr().out
     assert said == "it keeps everything"
     results = rows(shown)
@@ -210,14 +222,14 @@ def test_the_command_has_a_line_for_each_property(capsys):
 
 
 def test_the_command_checks_both_sides_of_a_layer_that_has_them(capsys):
-    assert check_command(("s4d", "las"), processes=False) == "3 of 3 layers keep everything"
+    assert checked(("s4d", "las"), processes=False) == "3 of 3 layers keep everything"
     shown = capsys.readouterr().out
     assert [line.strip() for line in shown.splitlines() if line.startswith(("s4d", "las"))] == [
         "s4d (bidirectional=False)",
         "s4d (bidirectional=True)",
         "las",
     ]
-    check_command(("s4d",), options=("bidirectional=yes", "state-size=4"), processes=False)
+    checked(("s4d",), options=("bidirectional=yes", "state-size=4"), processes=False)
     assert capsys.readouterr().out.startswith("s4d (bidirectional=True, state_size=4)")
 
 
@@ -267,7 +279,7 @@ def test_a_failure_without_traceback(monkeypatch, capsys):
     monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
     register("no-half", size_note="it is larger than attention, for a test")(layers.NoHalf)
     with pytest.raises(SystemExit) as stopped:
-        check_command(("no-half",), processes=False)
+        checked(("no-half",), processes=False)
     shown = capsys.readouterr().out
     assert stopped.value.code == 1
     assert {name for name, result in rows(shown).items() if result == "FAILED"} == {"half precision"}

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -14,9 +15,12 @@ from rich.text import Text
 
 from longlens import __version__
 from longlens.cli.flags import Parser
+from longlens.cli.output import BESIDE, ENDINGS, Failed, Output, table_options, take_output
 from longlens.errors import BadInput, Interrupted, LongLensError
+from longlens.files import write_atomic
 from longlens.options import nearest, options_of
 from longlens.registry import read_skeleton
+from longlens.reports.sheet import Sheet, plain_text, write_sheets
 
 
 class Command(NamedTuple):
@@ -55,6 +59,11 @@ COMMANDS = {
     "bench model": Command("longlens.bench.model:bench_model", "Time a training step beside GPT-2, and the loop."),
     "bench data": Command("longlens.bench.data:bench_data", "Time the generators, imports and loading."),
     "bench packages": Command("longlens.bench.packages:bench_packages", "Time our layers beside other packages'."),
+    "figures curves": Command("longlens.reports.learning:draw_learning", "Draw learning curves of runs."),
+    "figures attention": Command(
+        "longlens.reports.attention:draw_attention", "Draw attention maps of a trained model."
+    ),
+    "figures sweep": Command("longlens.reports.sweeps:draw_sweep", "Draw results of a sweep by what was varied."),
     "figures eld": Command("longlens.paper.figure_eld:draw_eld", "Draw how scores decay with distance (Section 4.1)."),
     "figures kernels": Command("longlens.paper.figure1:draw_kernels", "Draw kernels of layers (Figure 1)."),
 }
@@ -63,7 +72,13 @@ GROUPS = {
     "recipe": "Print a recipe.",
     "data": "Prepare, verify or show the data of a task.",
     "bench": "Measure time and memory.",
-    "figures": "Draw figures of the paper.",
+    "figures": "Draw curves, attention maps and sweeps of runs, and figures of the paper.",
+}
+TABLES = {  # commands that print tables, and the endings with which --out is a file for them
+    **dict.fromkeys(("list tasks", "list mixers", "list runs", "list recipes", "data list"), tuple(ENDINGS)),
+    **dict.fromkeys(("evaluate", "reproduce", "check"), tuple(ENDINGS)),
+    **dict.fromkeys((name for name in COMMANDS if name.startswith("bench ")), BESIDE),
+    "predict": (),  # its --out is for the predictions
 }
 RESUMABLE = ("train", "compare", "sweep", "reproduce")
 
@@ -114,9 +129,15 @@ def run(arguments: list[str]) -> None:
     # Help does not import what the command needs: its source declares the flags.
     declared = read_skeleton(module, lambda node: node.name == function, {})[function]
     parser = Parser(f"longlens {name}", (declared.__doc__ or "").partition("\n\n    Args:")[0])
-    parser.add_options("options", options_of(declared))
+    options, endings = options_of(declared), TABLES.get(name)
+    parser.add_options("options", options if endings is None else table_options(options, endings))
     values = parser.read(rest)
-    show(getattr(import_module(module), function)(**values))
+    output = None if endings is None else take_output(values, endings)
+    try:
+        show(getattr(import_module(module), function)(**values), output)
+    except Failed as failed:
+        show(failed.printed, output)
+        raise
 
 
 def _find(arguments: list[str]) -> str:
@@ -153,15 +174,32 @@ def _print_commands(name: str, about: str, members: dict[str, str], end: str = "
     raise SystemExit(0)
 
 
-def show(printed: Any) -> None:
+def show(printed: Any, output: Output | None = None) -> None:
     """Print what a command returned: a line, a table, or several of them. As wide as the terminal, and wide enough for
-    all tables where the output is none. Lines are neither wrapped nor read as markup, for copies and programs."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    all tables where the output is none. Lines are neither wrapped nor read as markup, for copies and programs. In
+    another format than the terminal's, all but the tables goes to stderr."""
+    output = output or Output()
+    parts = [part for part in (printed if isinstance(printed, list | tuple) else [printed]) if part is not None]
+    tables = [part for part in parts if isinstance(part, Sheet)]
+    if output.out is not None and tables:
+        write_atomic(output.out, write_sheets(tables, output.written))
+        parts.append(f"written to {output.out}")
+    if output.printed == "terminal":
+        _print(parts, sys.stdout)
+    else:
+        words = [part for part in parts if not isinstance(part, Sheet)]
+        _print([*(plain_text(note) for table in tables for note in table.notes), *words], sys.stderr)
+        sys.stdout.write(write_sheets(tables, output.printed) if tables else "")
+    if parts and not tables and output != Output():
+        raise BadInput("there is no table in what this prints: leave out --format and --out")
+
+
+def _print(parts: Sequence[Any], file: Any) -> None:
+    console = Console(highlight=False, markup=False, emoji=False, file=file)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
-    for part in printed if isinstance(printed, list | tuple) else [printed]:
-        if part is not None:
-            console.print(part, soft_wrap=isinstance(part, str))
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def sentence(text: str) -> Text:

@@ -1,6 +1,8 @@
 """``longlens check``: what a layer must keep, a line for each property."""
 
-from longlens.cli import show
+from typing import Any
+
+from longlens.cli.output import Failed
 from longlens.errors import BadInput
 from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
 from longlens.options import Size
@@ -19,7 +21,7 @@ def check(
     length: Size = 27,
     processes: bool = True,
     traceback: bool = False,
-) -> str:
+) -> list[Any]:
     """Check what every layer must keep: shapes, causality, padding, steps, half precision, gradients and more. If a
     property fails, the exit code is 1. LONGLENS_IMPORT=FILE.py, or an entry point of a package, adds your own layers.
 
@@ -53,17 +55,18 @@ def check(
     built = [label for label in subjects if found[label][0].passed]
     together = check_two_processes([subjects[label] for label in built]) if processes else []
     last = dict(zip(built, together, strict=False))
-    failed = []
+    printed, failed = [], []
     for label, checks in found.items():
         checks.append(last.get(label, Check(TWO_PROCESSES, None, "left out")))
         sheet = Sheet(label, [Column("property"), Column("result"), Column("detail", wrap=True)])
         sheet.rows += [[check.name, WORDS[check.passed], check.detail] for check in checks]
-        show([sheet, *(check.traceback.rstrip() for check in checks if traceback and check.traceback)])
+        printed += [sheet, *(check.traceback.rstrip() for check in checks if traceback and check.traceback)]
         if wrong := [check.name for check in checks if check.passed is False]:
             failed.append(f"{label} ({', '.join(wrong)})")
     if not failed:
-        return f"{len(found)} of {len(found)} layers keep everything" if len(found) > 1 else "it keeps everything"
-    show(f"{len(failed)} of {len(found)} layers failed: {'; '.join(failed)}")
+        all_of_them = f"{len(found)} of {len(found)} layers keep everything"
+        return [*printed, all_of_them if len(found) > 1 else "it keeps everything"]
+    printed.append(f"{len(failed)} of {len(found)} layers failed: {'; '.join(failed)}")
     if not traceback and any(check.traceback for checks in found.values() for check in checks):
-        show("--traceback shows where a layer raised an error")
-    raise SystemExit(1)
+        printed.append("--traceback shows where a layer raised an error")
+    raise Failed(printed)

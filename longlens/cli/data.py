@@ -137,15 +137,16 @@ def _draw_curves(task: Task, split: SplitName, first: int, count: int, path: Pat
 def _draw_sheet(task: Task, samples: Samples, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from longlens.reports.pictures import check_picture, save_picture
+    from longlens.reports.pictures import check_picture, plain, save_picture, styled
 
     check_picture(path)
     rows = -(-len(samples.targets) // 8)
-    figure = Figure(figsize=(12, 0.5 + 1.75 * rows), layout="constrained")
-    figure.suptitle(title)
-    for row, axis in enumerate(figure.subplots(rows, 8, squeeze=False).ravel()):
-        axis.set_axis_off()
-        if row < len(samples.targets):
-            axis.imshow(task.picture(samples, row), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axis.set_title(task.render(samples, row), fontsize=9)
-    save_picture(figure, path)
+    with styled():
+        figure = Figure(figsize=(12, 0.5 + 1.75 * rows), layout="constrained")
+        figure.suptitle(plain(title))
+        for row, axis in enumerate(figure.subplots(rows, 8, squeeze=False).ravel()):
+            axis.set_axis_off()
+            if row < len(samples.targets):
+                axis.imshow(task.picture(samples, row), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                axis.set_title(task.render(samples, row), fontsize=10)
+        save_picture(figure, path)

@@ -66,8 +66,8 @@ def reproduce(
         if isinstance(artifact, Computed):
             printed += artifact.run(results)
             continue
-        printed += study_sheets(artifact, scale, records)
-        printed.append(draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder)))
+        drawn = draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder))  # and measured
+        printed += [*study_sheets(artifact, scale, records), drawn]
         failed = plan(artifact.cells(scale), scale, records).failed
         printed += [sentence(f"{record.config.mixer.name} failed: {record.error}") for record in failed]
     if chosen:

@@ -3,14 +3,15 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from longlens import api
-from longlens.cli import sentence
+from longlens.cli import sentence, show
 from longlens.cli.flags import HELP, Parser
+from longlens.cli.output import BESIDE, Output, table_options, take_output
 from longlens.errors import BadInput
 from longlens.files import check_out, write_json
 from longlens.options import Option, options_of
@@ -58,19 +59,23 @@ def train(name: str, about: str, arguments: list[str]) -> list[Any]:
 
 def compare(name: str, about: str, arguments: list[str]) -> list[Any]:
     """Train several mixers in processes of their own."""
-    task, values, changes = _read(name, about, arguments, api.compare, OUT)
-    out = check_out(values.pop("out", None))
+    task, values, changes = _read(name, about, arguments, api.compare, *_output())
+    output, out = take_output(values, BESIDE), check_out(values.pop("out", None))
     _refuse_empty(values, "mixers", "seeds")
-    return _report(api.compare(task, **values, **changes), out)
+    return _report(api.compare(task, **values, **changes), out, output)
 
 
 def sweep(name: str, about: str, arguments: list[str]) -> list[Any]:
     """Train a grid in processes of their own."""
-    task, values, changes = _read(name, about, arguments, api.sweep, OUT, GRID)
-    out = check_out(values.pop("out", None))
+    task, values, changes = _read(name, about, arguments, api.sweep, *_output(), GRID)
+    output, out = take_output(values, BESIDE), check_out(values.pop("out", None))
     _refuse_empty(values, "seeds")
     values["grid"] = read_grid(values.get("grid", ()))
-    return _report(api.sweep(task, **values, **changes), out)
+    return _report(api.sweep(task, **values, **changes), out, output)
+
+
+def _output() -> Iterable[Option]:
+    return table_options({OUT.name: OUT}, BESIDE).values()
 
 
 def _read(
@@ -154,8 +159,8 @@ def _refuse_empty(values: Mapping[str, Any], *names: str) -> None:
             raise BadInput(f"--{name} must be followed by at least one value")
 
 
-def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
-    """The table and what it says; a run that failed makes the exit code 1."""
+def _report(comparison: api.Comparison, out: Path | None, output: Output) -> list[Any]:
+    """Print the table and what it says; a run that failed makes the exit code 1."""
     outcomes = comparison.outcomes
     lines: list[Any] = [comparison.table]
     for outcome in comparison.failed:
@@ -178,12 +183,10 @@ def _report(comparison: api.Comparison, out: Path | None) -> list[Any]:
         ]
         write_json(out, rows)
         lines.append(f"written to {out}")
+    show(lines, output)
     if comparison.failed:
-        from longlens.cli import show
-
-        show(lines)
         raise SystemExit(1)
-    return lines
+    return []
 
 
 def evaluate(

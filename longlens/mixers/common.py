@@ -78,6 +78,12 @@ def has_kernel(layer: nn.Module) -> bool:
     return callable(getattr(layer, "kernel", None))
 
 
+def has_attention(layer: nn.Module) -> bool:
+    """Whether a layer has weights that can be looked at. (One that attends in its own way writes no ``attend``.)"""
+    attends = not isinstance(layer, MultiHead) or type(layer).attend is not MultiHead.attend
+    return attends and callable(getattr(layer, "attention_weights", None))
+
+
 class Dropout(nn.Dropout):
     """(B, L, D) -> (B, L, D), as torch's; if it is tied, all positions of a sequence lose the same channels."""
 
@@ -139,6 +145,20 @@ class MultiHead(nn.Module):
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Three of (B, H, L, d) and a mask (B, L) or None -> (B, H, L, d)."""
+
+    @torch.no_grad()
+    def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The weights (B, H, L, L) that multiply the values, for pictures, not for speed. What a head gives is linear
+        in its values, so a 1 in the place of a value shows the weights of its position."""
+        check_inputs(x, mask, self.d_model)
+        query, key, value = self._project(hide_padding(x, mask))
+        length, width = value.shape[-2:]
+        columns = []
+        for first in range(0, length, width):  # as many positions at a time as a value has numbers
+            ones = torch.eye(length, width, device=value.device, dtype=value.dtype).roll(first, dims=0)
+            ones[:first] = 0.0  # what has gone around the end
+            columns.append(self.attend(query, key, ones.expand_as(value), mask))
+        return torch.cat(columns, dim=-1)[..., :length]
 
     def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) -> three of (B, H, L, d)"""

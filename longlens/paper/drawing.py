@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from longlens.paper.records import Record, Records
 from longlens.paper.run import runs_of
 from longlens.paper.study import Cell, Scale, Study
-from longlens.reports.pictures import save_picture
+from longlens.reports.learning import draw_seeds, points
+from longlens.reports.pictures import legend_beside, line_look, save_picture, styled
 
 
+@styled()
 def draw_study(study: Study, scale: Scale, records: Records, runs: Path, out: Path) -> str | None:
     """The picture of a study, if it has one and there are runs for it: the line that says where it is."""
     found = {cell_key(cell): (cell, runs_of(cell, scale, records)) for cell in study.cells(scale)}
@@ -33,46 +35,40 @@ def cell_key(cell: Cell) -> tuple[str, str]:
 
 def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figure:
     """The mean and the standard deviation over seeds, by column."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
     axes = figure.subplots()
     columns = list(dict.fromkeys(cell.column or cell.task for cell, _ in entries))
-    for row in dict.fromkeys(cell.row for cell, _ in entries):
+    for number, row in enumerate(dict.fromkeys(cell.row for cell, _ in entries)):
         points = [(cell.column or cell.task, _scores(runs, study.score)) for cell, runs in entries if cell.row == row]
         places = [columns.index(column) for column, _ in points]
         spread = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
-        axes.errorbar(places, [mean(values) for _, values in points], spread, marker="o", capsize=3, label=row)
+        means = [mean(values) for _, values in points]
+        axes.errorbar(places, means, spread, **line_look(number), marker="o", capsize=3, label=row)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_xlabel(study.axis or "")
-    _finish(axes, study, entries[0][1][0])
+    axes.set_title(study.title)
+    axes.set_ylabel(_metric(entries[0][1][0]).replace("_", " "))
+    legend_beside(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
 def _draw_curves(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figure:
     """The metric on the validation set by step, for each task."""
     tasks = list(dict.fromkeys(cell.task for cell, _ in entries))
-    figure = Figure(figsize=(5.2 * len(tasks), 4.0), layout="constrained")
+    figure = Figure(figsize=(4.8 * len(tasks), 4.0), layout="constrained")
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+    looks = {row: line_look(number) for number, row in enumerate(dict.fromkeys(cell.row for cell, _ in entries))}
     for axes, task in zip(panels, tasks, strict=True):
         for cell, runs in entries:
             if cell.task != task:
                 continue
-            metric = _metric(runs[0])
-            curves = [{line["step"]: line[metric] for line in run.metrics if line["split"] == "valid"} for run in runs]
-            steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-            values = [[curve[step] for curve in curves] for step in steps]
-            spread = [stdev(found) if len(found) > 1 else 0.0 for found in values]
-            axes.errorbar(steps, [mean(found) for found in values], spread, marker="o", capsize=3, label=cell.row)
-        axes.set_xlabel("steps")
-        _finish(axes, study, next(runs[0] for cell, runs in entries if cell.task == task))
-        axes.set_title(task, fontsize=10)
+            curves = [points(run.metrics, "valid", _metric(run)) for run in runs]
+            draw_seeds(axes, curves, [True] * len(runs), looks[cell.row])
+            axes.set_ylabel(f"validation {_metric(runs[0]).replace('_', ' ')}")
+        axes.set_xlabel("step")
+        axes.set_title(task)
+    legend_beside(figure, [Line2D([], [], **look, label=row) for row, look in looks.items()])
     return figure
-
-
-def _finish(axes: Any, study: Study, run: Record) -> None:
-    axes.set_ylabel(f"{_metric(run).replace('_', ' ')}{' on validation' if study.curves else ''}")
-    axes.set_title(study.title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def _scores(runs: list[Record], score: str) -> list[float]:

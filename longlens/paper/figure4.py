@@ -1,21 +1,30 @@
-"""Figure 4: attention maps by layer, of trained language models with LaS and with plain attention."""
+"""Figure 4: attention maps by layer, of trained language models with LaS and with plain attention.
 
+The paper shows pictures. Here two numbers decide, of the mean map over the heads of a layer: its *reach*, the mean
+distance of a query to its keys by their weights; and its *roughness*, how much the weights of neighboring keys differ,
+relative to their size. Both are means over test samples, for each seed. A window of P that smooths to the past alone
+moves all weights by (P - 1) / 2, which is no reach that was learned: LaS must reach farther by more than that.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longlens.files import write_json
 from longlens.paper import appendix_c
-from longlens.paper.records import Records
-from longlens.paper.run import chosen_rate
-from longlens.paper.study import Cell, Claim, Scale, Study
+from longlens.paper.records import Records, record_name
+from longlens.paper.run import runs_of
+from longlens.paper.study import Cell, Claim, Scale, Study, option
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from matplotlib.figure import Figure
 
-    from longlens.models.model import Model
+    from longlens.training.config import Config
 
 ROWS = ("Transformer", "LaS")
+SAMPLES = 16  # of the test set, whose maps are measured
 
 
 def cells(scale: Scale) -> list[Cell]:
@@ -24,44 +33,64 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def claims(scale: Scale) -> list[Claim]:
-    return []
+    top = cells(scale)[0].config(scale, 0, None).model.depth - 1
+
+    def claim(text: str, what: str, more: tuple[str, int], less: tuple[str, int]) -> Claim:
+        return Claim(text, [], measures=[(1.0, _name(*more), what), (-1.0, _name(*less), what)])
+
+    found = [
+        claim(f"maps of LaS are smoother in layer {layer}", "roughness", ("Transformer", layer), ("LaS", layer))
+        for layer in range(top + 1)
+    ]
+    if top:
+        text = "LaS reaches farther in its last layer than in its first"
+        found.append(claim(text, "reach", ("LaS", top), ("LaS", 0)))
+    moved = (option(scale, appendix_c.task(scale), "window") - 1) / 2
+    text = f"LaS reaches farther than a Transformer in the last layer, by more than the {moved:g} of its smoothing"
+    return [*found, claim(text, "reach", ("LaS", top), ("Transformer", top))._replace(least=moved)]
+
+
+def _name(row: str, layer: int) -> str:
+    return f"{row}, layer {layer}"
 
 
 def draw(scale: Scale, records: Records, runs: Path, out: Path) -> str:
-    """Maps of the first test sample: the mean over heads, from its least to its largest value, as the paper has them.
-    A model of which there is a record only is trained again."""
-    import torch  # and matplotlib: not for a list of artifacts
-    from matplotlib.figure import Figure
+    """Measure the maps of all seeds, write that beside the picture, and draw those of a sample and the first seed. A
+    model of which there is a record only is trained again."""
+    from longlens.reports.pictures import save_picture  # and torch: not for a list of artifacts
 
+    drawn: dict[str, list[np.ndarray]] = {}
+    measures: dict[str, dict[str, list[float]]] = {}
+    names = []
+    for cell in cells(scale):
+        for record in runs_of(cell, scale, records):
+            names.append(record_name(record.config))
+            maps = mean_maps(record.config, runs)  # of samples, of layers
+            drawn.setdefault(cell.row, maps[0])
+            for layer, found in enumerate(np.array([[measure_map(m) for m in sample] for sample in maps]).mean(axis=0)):
+                kept = measures.setdefault(_name(cell.row, layer), {"reach": [], "roughness": []})
+                for values, value in zip(kept.values(), found, strict=True):
+                    values.append(float(f"{value:.6g}"))
+    write_json(out.with_suffix(".json"), {"runs": names, "samples": SAMPLES, "measures": measures})
+    return save_picture(_draw_maps(drawn, measures), out)
+
+
+def mean_maps(config: "Config", runs: Path) -> list[list[np.ndarray]]:
+    """The mean map (L, L) over heads, of each test sample that is measured and of each layer."""
     from longlens.api import train_config
-    from longlens.reports.pictures import save_picture
+    from longlens.data.datasets import Batches
+    from longlens.reports.attention import attention_maps
     from longlens.training.config import Runtime
     from longlens.training.evaluate import load_model
+    from longlens.training.step import evaluated_part
 
-    maps = {}
-    for cell in cells(scale):
-        config = cell.config(scale, 0, chosen_rate(cell, scale, records))
-        folder = train_config(config, Runtime(runs=runs)).folder
-        sample = config.task.split("test").take(np.arange(1))
-        maps[cell.row] = attention_maps(load_model(folder), torch.from_numpy(sample.inputs))
-    depth = min(len(found) for found in maps.values())
-    figure = Figure(figsize=(2.6 * depth, 2.9 * len(maps)), layout="constrained")
-    panels = figure.subplots(len(maps), depth, squeeze=False)
-    for line, (row, found) in zip(panels, maps.items(), strict=True):
-        for number, (axes, weights) in enumerate(zip(line, found, strict=False)):
-            axes.imshow((weights - weights.min()) / (np.ptp(weights) or 1), cmap="magma", vmin=0, vmax=1)
-            reach, rough = measure_map(weights)
-            axes.set_title(f"{row}, layer {number + 1}\nreach {reach:.0f}, roughness {rough:.2f}", fontsize=9)
-            axes.set_xticks([])
-            axes.set_yticks([])
-    figure.supxlabel("key", fontsize=10)
-    figure.supylabel("query", fontsize=10)
-    return save_picture(figure, out)
+    model = load_model(train_config(config, Runtime(runs=runs)).folder)
+    samples = Batches(evaluated_part(config.task.split("test"), SAMPLES), 1)
+    return [[weights.mean(axis=0) for weights in attention_maps(model, batch.inputs)] for batch in samples]
 
 
 def measure_map(weights: np.ndarray) -> tuple[float, float]:
-    """The mean distance of a query (L, L) to its keys, by their weights, over the second half of the queries; and how
-    much the weights of neighboring keys differ, relative to their size."""
+    """The reach and the roughness of a map (L, L), over the second half of the queries, which have enough keys."""
     length = len(weights)
     rows = weights[length // 2 :]
     distance = np.arange(length // 2, length)[:, None] - np.arange(length)
@@ -71,29 +100,21 @@ def measure_map(weights: np.ndarray) -> tuple[float, float]:
     return reach, float(steps.mean() / np.abs(rows[seen]).mean())
 
 
-def attention_maps(model: "Model", inputs: "Tensor") -> list[np.ndarray]:
-    """(L, L) for each layer: the mean over heads of the weights that multiply the values."""
-    import torch
+def _draw_maps(drawn: Mapping[str, list[np.ndarray]], measures: Mapping[str, dict[str, list[float]]]) -> "Figure":
+    from matplotlib.figure import Figure
 
-    from longlens.ops.reference import las_attention_reference
+    from longlens.reports.attention import EXPLAINED, draw_map
 
-    maps: list[np.ndarray] = []
-
-    def look(layer: Any, arguments: tuple[Any, ...], outputs: Any) -> None:
-        x = arguments[0]
-        if hasattr(layer, "attention_weights"):
-            weights = layer.attention_weights(x)
-        else:  # plain attention, which is LaS without decay and smoothing
-            _, weights = las_attention_reference(*layer._project(x), return_weights=True)
-        maps.append(weights[0].mean(dim=0).cpu().numpy())
-
-    layers: list[Any] = [block.mixer for block in model.blocks]
-    hooks = [layer.register_forward_hook(look) for layer in layers]
-    with torch.no_grad():
-        model(inputs)
-    for hook in hooks:
-        hook.remove()
-    return maps
+    depth = min(len(found) for found in drawn.values())
+    figure = Figure(figsize=(max(6.5, 3.2 * depth), 0.7 + 3.4 * len(drawn)), layout="constrained")
+    panels = figure.subplots(len(drawn), depth, squeeze=False)
+    for line, (row, found) in zip(panels, drawn.items(), strict=True):
+        for layer, (axes, weights) in enumerate(zip(line, found, strict=False)):
+            draw_map(axes, weights)
+            means = (f"{what} {np.mean(values):.3g}" for what, values in measures[_name(row, layer)].items())
+            axes.set_title(f"{_name(row, layer)}\n{', '.join(means)}")
+    figure.supxlabel(f"rows: queries, columns: keys, {EXPLAINED}", fontsize=11)
+    return figure
 
 
 STUDY = Study(

@@ -5,9 +5,8 @@ the weight of a key (it tends to the uniform weight, not to 0). Bottom: the matr
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import matplotlib
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -18,7 +17,7 @@ from torch import Tensor
 from longlens.ops.decay import SCHEDULES, decay_rates
 from longlens.options import Fraction, Several
 from longlens.paper.index import Computed, Found
-from longlens.reports.pictures import check_picture, save_picture
+from longlens.reports.pictures import check_picture, evenly, ramp, save_picture, styled, without_frame
 
 LINES, MATRICES = 8, 4  # heads that are drawn, at most
 POINTS = 512  # of a curve
@@ -26,7 +25,12 @@ SCORE = 2.0  # of the keys whose weight is drawn
 
 
 def draw_eld(
-    *, out: Path = Path("figures/eld.png"), heads: Several = 8, max_rate: Fraction = 1e-3, length: Several = 4096
+    *,
+    out: Path = Path("figures/eld.png"),
+    heads: Several = 8,
+    max_rate: Fraction = 1e-3,
+    length: Several = 4096,
+    theme: Literal["light", "dark"] = "light",
 ) -> str:
     """Draw how scores decay with distance: the exponentially locally decaying (ELD) operator of Section 4.1.
 
@@ -35,71 +39,73 @@ def draw_eld(
         heads: Number of heads.
         max_rate: Largest decay rate B.
         length: Sequence length.
+        theme: Dark ink on white, for print, or light ink on a dark background, for talks.
     """
     check_picture(out)
-    figure = Figure(figsize=(11, 5.9), layout=ConstrainedLayoutEngine(wspace=0.06))
-    figure.suptitle(f"Scores decay with distance (ELD): {heads} heads, length {length:,}", fontsize=12)
+    with styled(theme):
+        return save_picture(_draw(heads, max_rate, length), out)
+
+
+def _draw(heads: int, max_rate: float, length: int) -> Figure:
+    figure = Figure(figsize=(11.5, 6.1), layout=ConstrainedLayoutEngine(wspace=0.06))
+    figure.suptitle(f"Scores decay with distance (ELD): {heads} heads, length {length:,}")
     upper, lower = figure.subfigures(2, 1, height_ratios=[1.35, 1], squeeze=False)[:, 0]
     panels = upper.subplots(1, 3)
     for axes, schedule in zip(panels, SCHEDULES, strict=False):
         _draw_kept(axes, decay_rates(heads, max_rate, schedule, dtype=torch.float64), length)
-        axes.set_title(f"schedule {schedule}, B = {max_rate:g}", fontsize=10)
+        axes.set_title(f"schedule {schedule}, B = {max_rate:g}")
     panels[0].set_ylabel("fraction of the score kept")
     _draw_weights(panels[2], max_rate, length)
     _draw_matrices(lower, decay_rates(heads, max_rate, dtype=torch.float64), length)
-    return save_picture(figure, out)
-
-
-def _evenly(count: int, at_most: int) -> list[int]:
-    """Some of the numbers 0 … count - 1, with the first and the last."""
-    shown = min(count, at_most)
-    return [round(i * (count - 1) / (shown - 1)) for i in range(shown)]
+    return figure
 
 
 def _draw_kept(axes: Axes, rates: Tensor, length: int) -> None:
     distance = torch.unique(torch.logspace(0, torch.log2(torch.tensor(length)), POINTS, 2).round().double()) - 1
-    shown = _evenly(len(rates), LINES)
-    colors = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(shown)).numpy())
-    for head, color in zip(shown, colors, strict=True):
+    shown = evenly(len(rates), LINES)
+    for head, color in zip(shown, ramp(len(shown)), strict=True):
         label = f"head {head}, α = {rates[head].item():.2g}"
-        axes.plot(distance + 1, torch.exp(-rates[head] * distance), color=color, label=label, linewidth=1.6)
+        axes.plot(distance + 1, torch.exp(-rates[head] * distance), color=color, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("distance i − j, plus 1")
     axes.set_ylim(-0.03, 1.05)
     drops_at_once = rates[1] * (length - 1) > 100
-    axes.legend(fontsize=8, loc="center right" if drops_at_once else "lower left", framealpha=0.85)
+    axes.legend(fontsize=9, loc="center right" if drops_at_once else "lower left")
 
 
 def _draw_weights(axes: Axes, max_rate: float, length: int) -> None:
     """Keys of one equal score s: exp(s·exp(-a·n)), relative to a key of score 0."""
     distance = torch.linspace(0, length - 1, POINTS, dtype=torch.float64)
     kept = torch.exp(-max_rate * distance)
-    for score, color in ((SCORE, "tab:red"), (0.0, "tab:gray"), (-SCORE, "tab:blue")):
+    for score, color in ((SCORE, "C1"), (0.0, "tab:gray"), (-SCORE, "C0")):
         label = f"score {score:g}".replace("-", "−")
-        axes.plot(distance, torch.exp(score * kept), color=color, label=label, linewidth=1.6)
+        axes.plot(distance, torch.exp(score * kept), color=color, label=label)
     axes.set_yscale("log")
     axes.set_yticks([0.125, 0.25, 0.5, 1, 2, 4, 8], ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0.115, 8.7)
     axes.set_xlabel("distance i − j")
     axes.set_ylabel("weight, relative to a score of 0")
-    axes.set_title(f"far keys become uniform, α = {max_rate:g}", fontsize=10)
-    axes.legend(fontsize=8)
+    axes.set_title(f"far keys become uniform, α = {max_rate:g}")
+    axes.legend()
 
 
 def _draw_matrices(figure: SubFigure, rates: Tensor, length: int) -> None:
-    position = torch.linspace(0, length - 1, 256, dtype=torch.float64)
+    position = torch.linspace(0, length - 1, 80, dtype=torch.float64)
     gap = position[:, None] - position[None, :]
-    shown = _evenly(len(rates), MATRICES)
+    shown = evenly(len(rates), MATRICES)
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, head in zip(panels, shown, strict=True):
         matrix = torch.exp(-rates[head] * gap).masked_fill(gap < 0, torch.nan)
-        axes.imshow(matrix.numpy(), vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma")
+        axes.imshow(
+            matrix.numpy(), vmin=0, vmax=1, extent=(0, length, length, 0), cmap="magma", interpolation="nearest"
+        )
         decay = f"exp(−{rates[head].item():.2g}·(i − j))" if rates[head] > 0 else "no decay"
-        axes.set_title(f"head {head}: {decay}", fontsize=10)
+        axes.set_title(f"head {head}: {decay}")
         axes.set_xticks([0, length], ["0", f"{length:,}"])
         axes.set_yticks([0, length], ["0", f"{length:,}"])
         axes.set_xlabel("key j", labelpad=-8)
+        without_frame(axes)
     panels[0].set_ylabel("query i", labelpad=2 - 3 * len(f"{length:,}"))
     figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.9, label="fraction of the score kept")
 

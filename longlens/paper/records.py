@@ -73,11 +73,15 @@ class Records:
             "metrics": thin(read_metrics(outcome.folder)) if outcome.result else [],
             "scores": None if scores is None or outcome.result is None else pack(scores),
         }
-        digest = hashlib.sha256(_key(outcome.config).encode()).hexdigest()[:12]
-        path = self.folder / outcome.config.task.slug / f"{outcome.config.mixer.name}-{digest}.json"
+        path = self.folder / outcome.config.task.slug / f"{record_name(outcome.config)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, values)
         self.found[_key(outcome.config)], self.paths[_key(outcome.config)] = _read(path), path
+
+
+def record_name(config: Config) -> str:
+    """The name of the file of a run, without its ending."""
+    return f"{config.mixer.name}-{hashlib.sha256(_key(config).encode()).hexdigest()[:12]}"
 
 
 def _key(config: Config) -> str:

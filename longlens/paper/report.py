@@ -1,12 +1,12 @@
 """Tables of the paper's artifacts from records, and RESULTS.md from all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
 from longlens.paper.records import Record, Records
-from longlens.paper.run import MISSING, chosen_rate, plan, runs_of, seconds_left, verdict_of, weigh_claim
+from longlens.paper.run import MISSING, chosen_rate, measures_of, plan, runs_of, seconds_left, verdict_of, weigh_claim
 from longlens.paper.study import Cell, Scale, Study
 from longlens.reports.sheet import Column, Sheet
 
@@ -55,7 +55,20 @@ def study_sheets(study: Study, scale: Scale, records: Records) -> list[Sheet]:
     """The table of a study, its claims, and its settings."""
     cells = study.cells(scale)
     sheets = [_table(study, cells, scale, records), _claims(study, scale, records), _settings(cells, scale, records)]
+    sheets.insert(1, _measures(study, scale, records))
     return [sheet for sheet in sheets if sheet.rows]
+
+
+def _measures(study: Study, scale: Scale, records: Records) -> Sheet:
+    """What was measured of trained models: the mean and the standard deviation over seeds."""
+    known = measures_of(study, scale, records)
+    names = dict.fromkeys(name for values in known.values() for name in values)
+    sheet = Sheet(
+        "Measured: mean and deviation over seeds", [Column(""), *(Column(name, number=True) for name in names)]
+    )
+    for of, found in known.items():
+        sheet.rows.append([of, *(_spread("", found[name]) for name in names)])
+    return sheet
 
 
 def _table(study: Study, cells: list[Cell], scale: Scale, records: Records) -> Sheet:
@@ -80,10 +93,13 @@ def _entry(cell: Cell, study: Study, scale: Scale, records: Records) -> str:
         return "failed" if failed else MISSING
     values = [run.result[study.score] for run in runs if run.result]
     metric = runs[0].result["metric"]  # pyright: ignore[reportOptionalSubscript]
-    text = _number(metric, mean(values))
-    if len(values) > 1:
-        text += f" ± {_number(metric, stdev(values))}"
+    text = _spread(metric, values)
     return text if len(runs) == wanted else f"{text} ({len(runs)} of {wanted} seeds)"
+
+
+def _spread(metric: str, values: Sequence[float]) -> str:
+    deviation = f" ± {_number(metric, stdev(values))}" if len(values) > 1 else ""
+    return f"{_number(metric, mean(values))}{deviation}"
 
 
 def _number(metric: str, value: float) -> str:
@@ -95,7 +111,7 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
     columns += [Column("p", 1, True), Column("seeds", 3, True), Column("samples", 3, True), Column("verdict")]
     sheet = Sheet("Claims: the difference, and its standard error over seeds and test samples", columns)
     for claim in study.claims(scale):
-        metric = claim.cells[0][1].config(scale, 0, None).task.metric
+        metric = "" if claim.measures else claim.cells[0][1].config(scale, 0, None).task.metric
         published = "" if claim.paper is None else f"{claim.paper:+.2f}" if metric == PERCENT else f"{claim.paper:+.3g}"
         found = weigh_claim(claim, study, scale, records)
         if found is None:

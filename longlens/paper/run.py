@@ -6,9 +6,13 @@ from functools import cache
 from statistics import mean
 from typing import get_args
 
-from longlens.paper.records import Record, Records
+import numpy as np
+
+from longlens.errors import BadInput
+from longlens.files import read_json
+from longlens.paper.records import Record, Records, record_name
 from longlens.paper.study import Cell, Claim, Scale, Study, Verdict
-from longlens.paper.verdict import Finding, weigh
+from longlens.paper.verdict import Finding, weigh, weigh_seeds
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.many import run_many
 from longlens.training.run import higher_is_better
@@ -92,8 +96,26 @@ def runs_of(cell: Cell, scale: Scale, records: Records) -> list[Record]:
     return [record for record in found if record is not None and record.result is not None]
 
 
+def measures_of(study: Study, scale: Scale, records: Records) -> dict[str, dict[str, list[float]]]:
+    """What was measured of trained models, and is written beside the picture: of what, what of it, a number for each
+    seed. Nothing if other runs than those of the study were measured."""
+    try:
+        found = read_json(records.folder / f"{study.name}.json")
+        runs = [record_name(run.config) for cell in study.cells(scale) for run in runs_of(cell, scale, records)]
+        return found["measures"] if found["runs"] == runs else {}
+    except (BadInput, FileNotFoundError, LookupError, TypeError):
+        return {}
+
+
 def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> Finding | None:
     """What the runs say; None while some are missing."""
+    if claim.measures:
+        known = measures_of(study, scale, records)
+        series = [known.get(of, {}).get(what, []) for _, of, what in claim.measures]
+        if any(len(values) < study.cells(scale)[0].count(scale) for values in series):
+            return None
+        by_seed = [weight * np.array(values) for (weight, *_), values in zip(claim.measures, series, strict=True)]
+        return weigh_seeds(np.sum(by_seed, axis=0), claim.least)
     terms = [(weight, runs_of(cell, scale, records)) for weight, cell in claim.cells]
     wanted = [cell.count(scale) for _, cell in claim.cells]
     if any(len(found) < count for (_, found), count in zip(terms, wanted, strict=True)):

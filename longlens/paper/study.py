@@ -99,6 +99,7 @@ class Claim(NamedTuple):
     cells: Sequence[tuple[float, Cell]]
     paper: float | None = None  # the paper's own figure of the same sum
     least: float = 0.0
+    measures: Sequence[tuple[float, str, str]] = ()  # or of what is measured of trained models: of what, and what of it
 
 
 def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> Claim:
@@ -123,7 +124,7 @@ class Study:
         score: What is compared: the test set, or the validation set.
         curves: Draw learning curves.
         draw: Draws another picture, from trained models: a function of the scale, the records, the folder of the runs,
-            and the picture to write.
+            and the picture to write. What it measures of the models is written beside it (see ``measures_of``).
     """
 
     name: str

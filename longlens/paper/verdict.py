@@ -40,19 +40,23 @@ def weigh(terms: list[tuple[float, list[Record]]], score: str = "test", least: f
     metric = terms[0][1][0].result["metric"]  # pyright: ignore[reportOptionalSubscript]
     sign = 1.0 if higher_is_better(metric) else -1.0
     by_seed = np.sum([sign * weight * _metrics(records, score) for weight, records in terms], axis=0)
-    spread = [by_seed.var(ddof=1) / len(by_seed)] if len(by_seed) > 1 else [math.nan]
-    freedom = [len(by_seed) - 1]
-    samples = 0
     scores = [_scores(records) for _, records in terms]
     if score == "test" and metric == "accuracy" and not any(found is None for found in scores):
         weighted = [
             weight * found.mean(axis=0) for (weight, _), found in zip(terms, scores, strict=True) if found is not None
         ]
-        by_sample = np.sum(weighted, axis=0)
-        samples = len(by_sample)
-        if samples > 1:
-            spread.append(by_sample.var(ddof=1) / samples)
-            freedom.append(samples - 1)
+        return weigh_seeds(by_seed, least, np.sum(weighted, axis=0))
+    return weigh_seeds(by_seed, least)
+
+
+def weigh_seeds(by_seed: np.ndarray, least: float = 0.0, by_sample: np.ndarray | None = None) -> Finding:
+    """The claim that a difference is above ``least``: its values by seed and, if it has such, by test sample."""
+    spread = [by_seed.var(ddof=1) / len(by_seed)] if len(by_seed) > 1 else [math.nan]
+    freedom = [len(by_seed) - 1]
+    samples = 0 if by_sample is None else len(by_sample)
+    if by_sample is not None and samples > 1:
+        spread.append(by_sample.var(ddof=1) / samples)
+        freedom.append(samples - 1)
     error = math.sqrt(sum(spread))
     estimate = float(by_seed.mean()) - least
     return Finding(estimate, error, _chance(estimate, spread, freedom), len(by_seed), samples)

@@ -15,7 +15,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
-from longlens.reports.pictures import save_picture
+from longlens.reports.pictures import save_picture, styled
 from longlens.training.explain import Explanation
 
 COLORS = "RdBu_r"  # red speaks for the answer, blue against it
@@ -51,6 +51,7 @@ def _named(found: Explanation, index: int) -> str:
     return f"position {index + 1}{shown} ({found.by_position[index]:+.3g})"
 
 
+@styled()
 def draw_explanation(found: Explanation, title: str, out: Path) -> str:
     """Write the picture, and return the line that says so."""
     largest = 1.3 * float(np.abs(found.attributions).max()) or 1.0  # so that curves show on the darkest color
@@ -63,11 +64,11 @@ def draw_explanation(found: Explanation, title: str, out: Path) -> str:
         figure = _draw_image(found, shades)
     else:
         figure = _draw_curves(found, shades)
-    figure.suptitle(_plain(heading), fontsize=11)
+    figure.suptitle(_plain(heading))
     what = "the number" if found.target is None else f"the log-odds of {found.target!r}"
     place = {"location": "right", "pad": 0.02} if found.symbols is None else {"location": "bottom", "shrink": 0.5}
     bar = figure.colorbar(shades, ax=figure.axes, aspect=30, **place)
-    bar.set_label(_plain(f"what a value adds to {what}"), fontsize=9)
+    bar.set_label(_plain(f"what a value adds to {what}"))
     return save_picture(figure, out)
 
 
@@ -95,6 +96,7 @@ def _draw_curves(found: Explanation, shades: ScalarMappable) -> Figure:
         axis.imshow(shown, aspect="auto", extent=extent, cmap=shades.cmap, norm=shades.norm, interpolation="nearest")
         axis.plot(positions, values, color="black", linewidth=1.1, marker="." if len(values) <= 80 else None)
         axis.set_ylim(low, high)
+        axis.grid(visible=False)
         axis.set_ylabel("value" if found.values.shape[1] == 1 else f"channel {channel + 1}")
     sums = found.by_position
     panels[-1].bar(positions, sums, width=1.0, color=shades.cmap(np.where(sums > 0, 0.85, 0.15)))
@@ -149,7 +151,7 @@ def _draw_text(found: Explanation, shades: ScalarMappable) -> Figure:
     axis.set_ylim(row + 1, 0)
     axis.set_axis_off()
     if stop - start < len(found.symbols):
-        axis.set_title(f"positions {start + 1} to {stop} of {len(found.symbols)}", fontsize=9)
+        axis.set_title(f"positions {start + 1} to {stop} of {len(found.symbols)}")
     return figure
 
 

@@ -10,7 +10,7 @@ import torch
 
 from longlens.data.datasets import Batches
 from longlens.errors import BadInput
-from longlens.reports.pictures import check_picture, save_picture
+from longlens.reports.pictures import check_picture, plain, save_picture, styled, without_frame
 from longlens.reports.sheet import Column, Sheet
 from longlens.tasks.base import SplitName, Task
 from longlens.training.evaluate import load_model
@@ -92,6 +92,7 @@ def class_table(run: Run, split: SplitName, checkpoint: str) -> Sheet:
     return sheet
 
 
+@styled()
 def draw_confusion(run: Run, split: SplitName, checkpoint: str, out: Path) -> str:
     """The confusion matrix: how often each class is taken for which."""
     from matplotlib.figure import Figure
@@ -106,13 +107,14 @@ def draw_confusion(run: Run, split: SplitName, checkpoint: str, out: Path) -> st
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [plain(name) for name in names], rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), [plain(name) for name in names])
+    without_frame(axes)
     axes.set_xlabel("the model says")
     axes.set_ylabel("it is")
     for (row, column), count in np.ndenumerate(counts):
         color = "white" if shares[row, column] > 0.5 else "black"
-        axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=9)
+        axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=10)
     return save_picture(figure, out)
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -62,10 +64,9 @@ class Sheet:
         return max(plain_text(cell).cell_len for cell in (self.columns[index].name, *(row[index] for row in self.rows)))
 
     def to_markdown(self) -> str:
-        lines = [[column.name for column in self.columns], ["--:" if c.number else ":--" for c in self.columns]]
-        return "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines + self.rows
-        )
+        rows = [[_markdown(cell) for cell in row] for row in ([column.name for column in self.columns], *self.rows)]
+        rows.insert(1, ["--:" if column.number else ":--" for column in self.columns])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def to_latex(self) -> str:
         kinds = "".join("r" if column.number else "l" for column in self.columns)
@@ -79,6 +80,63 @@ class Sheet:
         csv.writer(text, lineterminator="\n").writerows([[column.name for column in self.columns], *self.rows])
         return text.getvalue()
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A dict for each row, in which numbers are numbers, in the units of the table, and what is empty is None. Of
+        two numbers in a cell, ``44.2 ± 1.5``, the second is in a column ``test ±``."""
+        names = [column.name or "name" for column in self.columns]
+        names = [f"{name} ({index + 1})" if name in names[:index] else name for index, name in enumerate(names)]
+        rows = []
+        for row in self.rows:
+            values: dict[str, Any] = {}
+            for name, column, cell in zip(names, self.columns, row, strict=True):
+                values |= _read_numbers(name, cell) if column.number else {name: cell}
+            rows.append(values)
+        return rows
+
+
+def write_sheets(sheets: Sequence[Sheet], form: str) -> str:
+    """Several tables in one text, without their notes: markdown, latex, csv or json."""
+    if form == "json":
+        tables = [{"title": sheet.title, "rows": sheet.to_rows()} for sheet in sheets]
+        return json.dumps(tables, indent=1, ensure_ascii=False) + "\n"
+    if form == "csv":
+        return (sheets[0] if len(sheets) == 1 else _join(sheets)).to_csv()
+    if form == "markdown":
+        parts = [f"**{_markdown(s.title)}**\n\n{s.to_markdown()}" if s.title else s.to_markdown() for s in sheets]
+    else:
+        parts = [f"% {' '.join(s.title.split())}\n{s.to_latex()}" if s.title else s.to_latex() for s in sheets]
+    return "\n\n".join(parts) + "\n"
+
+
+def _join(sheets: Sequence[Sheet]) -> Sheet:
+    """One table of several, whose titles are its first column: it has all columns that any of them has."""
+    names = list(dict.fromkeys(column.name for sheet in sheets for column in sheet.columns))
+    joined = Sheet("", [Column("table"), *map(Column, names)])
+    for sheet in sheets:
+        own = [column.name for column in sheet.columns]
+        joined.rows += [
+            [sheet.title, *(row[own.index(name)] if name in own else "" for name in names)] for row in sheet.rows
+        ]
+    return joined
+
+
+NUMBER = r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: ?[^\W\d]+| ?%)?"
+NUMBERS = re.compile(rf"×?{NUMBER}(?: ?([±×]) ?{NUMBER})?")
+
+
+def _read_numbers(name: str, cell: str) -> dict[str, Any]:
+    """The value of a cell in a column of numbers, or both of them; a text if it is something else."""
+    match = NUMBERS.fullmatch(cell.strip())
+    if match is None:
+        return {name: None if cell in ("", "–") else cell}
+    first, sign, second = match.groups()
+    return {name: _number(first)} | ({f"{name} {sign}": _number(second)} if sign else {})
+
+
+def _number(text: str) -> int | float:
+    text = text.replace(",", "").replace("−", "-")
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+
 
 def plain_text(content: str, style: str = "") -> Text:
     """As it is: names of recipes and folders may be any, and are neither markup nor commands to the terminal."""
@@ -86,8 +144,15 @@ def plain_text(content: str, style: str = "") -> Text:
 
 
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
-LATEX |= {"±": r"$\pm$", "×": r"$\times$", "–": "--"}
+LATEX |= {"±": r"$\pm$", "×": r"$\times$", "–": "--", "−": "$-$", "·": r"$\cdot$", "²": "$^2$", "…": r"\dots{}"}
+LATEX |= {"<": "$<$", ">": "$>$", "|": "$|$", "\n": " "}
 
 
 def _latex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
+
+
+def _markdown(text: str) -> str:
+    """A cell in one line, in which nothing but letters has a meaning; an _ has none inside of a word."""
+    text = re.sub(r"[\\|*`<]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+    return text.replace("\n", " ")

@@ -321,6 +321,7 @@ def changing(configs: list[Config], *, seeds: bool = False) -> list[str]:
 
 
 def describe(config: Config, different: list[str], *, with_mixer: bool = True) -> str:
+    """What tells a run from others: its mixer, and the fields in which they differ."""
     values = config.values()
     parts = [f"{name.rpartition('.')[2]}={values[name]}" for name in different if name in values]
     return " ".join([config.mixer.name, *parts] if with_mixer else parts)

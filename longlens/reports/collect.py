@@ -1,0 +1,32 @@
+"""The runs that a picture is made of, finished or not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from longlens.errors import BadInput, LongLensError
+from longlens.training.many import Outcome
+from longlens.training.run import read_config, read_result
+
+DEEPEST = 3  # folders from one with runs to a run: TASK/MIXER/HASH
+
+
+def collect_runs(places: Sequence[Path]) -> tuple[list[Outcome], list[str]]:
+    """The runs in folders, each of which is a run or has runs below it; and sentences about damaged ones, which are
+    left out. A run without a result has stopped, failed or still trains."""
+    folders: dict[Path, Path] = {}
+    for place in places:
+        found = [
+            path.parent for depth in range(DEEPEST + 1) for path in sorted(place.glob("*/" * depth + "config.json"))
+        ]
+        if not found:
+            raise BadInput(f"there is no run in {place}: 'longlens train' makes one, 'longlens list runs' shows them")
+        folders |= {folder.resolve(): folder for folder in found}
+    runs, problems = [], []
+    for folder in folders.values():
+        try:
+            runs.append(Outcome(read_config(folder), folder, read_result(folder)))
+        except LongLensError as error:
+            problems.append(f"left out: {error}")
+    if not runs:
+        raise BadInput(f"every run is damaged: {problems[0].removeprefix('left out: ')}")
+    return runs, problems
