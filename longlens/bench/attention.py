@@ -11,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longlens.bench.long import LENGTHS as LONG
+from longlens.bench.long import bench_long
 from longlens.bench.measure import Passes, Row, begin, make_table, passes, peak_memory, time_interleaved, write_result
 from longlens.mixers.las import LaSAttention
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import smooth_values
-from longlens.options import NonNegative, Odd, Size
+from longlens.options import NonNegative, Odd, Positive, Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MEASURES = ("forward_s", "forward_backward_s", "forward_peak_bytes", "forward_backward_peak_bytes")
 COLUMNS = {
@@ -34,7 +37,7 @@ COLUMNS = {
 
 def bench_attention(
     *,
-    lengths: tuple[Size, ...] = (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    lengths: tuple[Size, ...] | None = None,
     head_dims: tuple[Size, ...] = (32, 64),
     groups: tuple[Literal["attention", "chunk", "layer"], ...] = ("attention", "chunk", "layer"),
     heads: Size = 8,
@@ -44,6 +47,8 @@ def bench_attention(
     chunk_size: Size = 128,
     rounds: Size = 5,
     flex: bool = True,
+    long: bool = False,
+    tolerance: Positive = 1e-3,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     out: Path | None = None,
@@ -51,7 +56,7 @@ def bench_attention(
     """Time and peak memory of LaS attention beside torch's plain attention, the formula and FlexAttention.
 
     Args:
-        lengths: Sequence lengths.
+        lengths: Sequence lengths. Default: 128 to 16,384, doubled each time, and 32,768 to 131,072 for long ones.
         head_dims: Widths of a head.
         groups: Comparisons to make: the operator, the operator in chunks, the whole layer.
         heads: Number of heads.
@@ -61,11 +66,17 @@ def bench_attention(
         chunk_size: Length of a chunk.
         rounds: Interleaved rounds; the best of each candidate counts.
         flex: Include FlexAttention, which is compiled for each length.
+        long: Measure linear time beside plain attention instead, in long sequences of heads of width 32 that all decay,
+            and up to a million tokens by itself.
+        tolerance: Largest error of linear time in long sequences, relative to the largest value.
         device: Device to measure on; auto is a GPU if there is one.
         dtype: Data type of the inputs.
         out: JSON file to write the figures and the environment to.
     """
     where = begin(device, out, lengths=lengths, head_dims=head_dims, groups=groups)
+    if long:
+        return bench_long(lengths or LONG, tolerance, rounds, where, out)
+    lengths = lengths or LENGTHS
     settings = {"heads": heads, "batch": batch, "window": window, "max_rate": max_rate, "chunk_size": chunk_size}
     settings |= {"device": where.type, "dtype": dtype, "rounds": rounds}
     options = {"max_rate": max_rate, "window": window, "device": where, "dtype": DTYPES[dtype]}

@@ -157,6 +157,16 @@ def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int, length: 
             raise ValueError(f"decay must have finite rates of at least 0, got {rate} for head {head}")
 
 
+def check_tolerance(tolerance: float | None, backend: str) -> None:
+    """A tolerance is one number above 0, of the linear backend."""
+    if tolerance is None:
+        return
+    if backend != "linear":
+        raise ValueError(f"tolerance must be None for backend={backend!r}, got {tolerance!r}; use backend='linear'")
+    if not 0 < _number("tolerance", tolerance) < math.inf:
+        raise ValueError(f"tolerance must be a finite number above 0, got {tolerance!r}")
+
+
 def full_mask(attn_mask: Tensor, key_length: int) -> Tensor:
     """A mask as (B or 1, H or 1, Lq or 1, Lk)."""
     mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)

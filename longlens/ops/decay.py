@@ -4,7 +4,7 @@ For i >= j and any center c the decay folds into both: exp(-a(i-j)) · q_i·k_j 
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,7 @@ from torch import Tensor
 
 from longlens.ops.smoothing import check_choice
 
-Schedule = Literal["exp-uniform", "literal"]
-
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+Schedule = Literal["exp-uniform", "positive", "literal"]
 
 
 def decay_rates(
@@ -25,13 +23,17 @@ def decay_rates(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The decay rate of each of H heads, (H,). The first is 0: a head of plain attention (Section 4.1 of the paper).
+    """The decay rate of each of H heads, (H,). The first is 0: a head of plain attention (Section 4.1 of the paper);
+    only the schedule ``"positive"`` has none.
 
     The paper's text on the spacing contradicts itself, so both readings are offered, for ``max_rate`` B:
 
     * ``"exp-uniform"``: exp(-a) is evenly spaced from 1 to exp(-B), so the rates run from 0 to B.
     * ``"literal"``: exp(-a_c) = B·c / (H - 1), as printed. For B = 0.001 and 8 heads the rates are 6.9 to 8.9, which
       makes every score but a token's own almost 0: seven of the eight heads become plain averages.
+
+    The third, ``"positive"``, is the first without its 0: exp(-a) is evenly spaced from 1, excluded, to exp(-B). All
+    heads decay then, so that all have a linear form and a bounded cache (``backend="linear"`` of ``las_attention``).
 
     >>> decay_rates(4, 0.3)
     tensor([0.0000, 0.0904, 0.1897, 0.3000])
@@ -47,11 +49,14 @@ def decay_rates(
         raise ValueError(f"max_rate must lie between 0 and 1 for the literal schedule, got {max_rate!r}")
 
     parts = [head / (num_heads - 1) for head in range(1, num_heads)]
+    if schedule == "positive":
+        parts = [head / num_heads for head in range(1, num_heads + 1)]
     if schedule == "literal":
         rates = [-math.log(max(max_rate * part, math.ulp(0.0))) for part in parts]  # the product may be too small
     else:  # expm1 and log1p keep small rates exact; the last one is B itself, however large
         rates = [-math.log1p(math.expm1(-max_rate) * part) if part < 1 else max_rate for part in parts]
-    return torch.tensor([0.0, *rates], dtype=dtype or torch.get_default_dtype(), device=device)
+    rates = rates if schedule == "positive" else [0.0, *rates]
+    return torch.tensor(rates, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 def max_exponent(dtype: torch.dtype) -> float:

@@ -19,16 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionArguments, Backend, full_mask
+from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask
 from longlens.ops.decay import Piece, fold, hide_keys, join_masks, one_folding_fits, pad_heads, widest_dtype
-from longlens.ops.linear import linear_head
+from longlens.ops.linear import linear_attention
 from longlens.ops.reference import attend_by_formula
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smooth_values
 from longlens.ops.union import union_attention
+from longlens.ops.windows import REACH, choose_windows, fixed_windows
 
-REACH = 3.0  # a·W of linear blocks. Measured at L = 8192: errors of 5e-3 at 1, 5e-4 at 2, 5e-5 at 3, 5e-6 at 4
 EXACT_REACH = 40.0  # exp(-80) = 2e-35: nothing is approximate
-MIN_WIDTH = 64  # narrower blocks would save nothing, and their states would fill the memory
 
 
 def las_attention(
@@ -46,6 +45,7 @@ def las_attention(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
     backend: Backend = "auto",
+    tolerance: float | None = None,
 ) -> Tensor:
     """Local and Smooth attention, (B, H, Lq, dv); a drop-in for ``torch.nn.functional.scaled_dot_product_attention``,
     though causal by default. With neither decay nor smoothing it is plain attention; decay alone is the paper's
@@ -75,13 +75,18 @@ def las_attention(
             formula.
         enable_gqa: Let key and value have fewer heads, each serving a group of H / Hkv query heads.
         backend: Kernel. ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``:
-            causal only, with an error of about 1e-4 for scores of size 1 (``linear.py``), O(L) for each head whose
-            rate·L is above 9, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a
-            single query the formula, which is then the fastest.
+            causal only, approximate for the far past (``linear.py``), O(L) for each head that decays fast enough for it
+            to pay, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a single query the
+            formula, which is then the fastest.
+        tolerance: Of the linear backend: no entry of the output differs from that of the exact form by more than
+            ``tolerance`` times the largest entry of |value| (smoothed) in its sequence and head, rounding aside. The
+            near window of each head is chosen for it, from the queries and keys given (``windows.py`` has the proof).
+            None: windows of 3 / rate, and no bound: an error of about 1e-4 for scores of size 1.
     """
     check_choice("backend", backend, Backend)
     given = AttentionArguments(decay, smoothing, side, chunk_size, is_causal, attn_mask, scale, dropout_p, enable_gqa)
     given.check(query, key, value)
+    check_tolerance(tolerance, backend)
     if backend == "reference":
         return attend_by_formula(query, key, value, given)[0]
     if backend == "linear":
@@ -89,7 +94,7 @@ def las_attention(
     key, value = given.repeat_groups(query, key, value)
     mask = None if attn_mask is None else full_mask(attn_mask, key.shape[-2])
     rates, numbers = _rates(decay, query.device)
-    plan = _Plan(given, rates, numbers, given.score_scale(query), backend, _compute_dtype(query))
+    plan = _Plan(given, rates, numbers, given.score_scale(query), backend, tolerance, _compute_dtype(query))
     if chunk_size is None or chunk_size >= key.shape[-2]:
         return _attend(query, key, value, mask, plan)
     return _attend_chunks(query, key, value, mask, chunk_size, plan)
@@ -103,6 +108,7 @@ class _Plan(NamedTuple):
     numbers: tuple[float, ...] | None  # the rates; None: a traced tensor, whose values are not known yet
     scale: float
     backend: Backend
+    tolerance: float | None
     dtype: torch.dtype  # of the products: the inputs', or autocast's
 
 
@@ -150,9 +156,10 @@ def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         return attend_by_formula(query, key, value, rest)[0]
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
-    widths = [] if dense_mask is not None else _block_widths(query.shape[-2], key.shape[-2], plan)
-    if any(widths):
-        return _attend_in_blocks(query, key, value, key_mask, widths, plan)
+    windows = None if dense_mask is not None else _near_windows(query, key, key_mask, plan)
+    if windows is not None:
+        assert plan.rates is not None
+        return linear_attention(query, key, value, plan.rates, key_mask, windows, plan.scale, plan.dtype)[0]
     if piece is None:
         masks, far = (key_mask, dense_mask), (None, None)
         return union_attention(query, key, value, plan.rates, *masks, *far, is_causal, plan.scale, plan.dtype)[0]
@@ -180,41 +187,22 @@ def _single_piece(query_length: int, key_length: int, plan: _Plan) -> Piece | No
     return Piece((0, key_length), (0, key_length), (key_length - 1) / 2, causal=True)
 
 
-def _block_widths(query_length: int, key_length: int, plan: _Plan) -> list[int | None]:
-    """The width W of the blocks for each head that is cheaper in blocks: exactly if it decays steeply, or linear. None
-    where full attention is as cheap: three blocks span the sequence."""
-    given = plan.given
-    if plan.numbers is None or not given.is_causal or query_length != key_length or given.dropout_p > 0:
-        return []
-    reach = REACH if plan.backend == "linear" else EXACT_REACH
-    widths = [
-        max(int(reach / rate) + 1, MIN_WIDTH) if rate * key_length > 3 * reach else key_length for rate in plan.numbers
-    ]
-    return [width if 3 * width < key_length else None for width in widths]
-
-
-def _attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, widths: list[int | None], plan: _Plan
-) -> Tensor:
-    """Heads with a width go one by one through blocks of it, the others together."""
-    assert plan.rates is not None
-    assert plan.numbers is not None
-    if key_mask is not None:
-        key_mask = key_mask.expand(query.shape[0], query.shape[1], 1, key.shape[-2])
-    outputs: dict[int, Tensor] = {}
-    if others := [head for head, width in enumerate(widths) if width is None]:
-        numbers = tuple(plan.numbers[head] for head in others)
-        together = plan._replace(rates=plan.rates[others], numbers=numbers, backend="sdpa")
-        mask = None if key_mask is None else key_mask[:, others]
-        attended = _attend_smoothed(query[:, others], key[:, others], value[:, others], mask, together)
-        outputs |= dict(zip(others, attended.split(1, dim=1), strict=True))
-    for head, width in enumerate(widths):
-        if width is not None:
-            one = slice(head, head + 1)
-            mask = None if key_mask is None else key_mask[:, one]
-            inputs = query[:, one], key[:, one], value[:, one], plan.rates[one], mask
-            outputs[head] = linear_head(*inputs, width=width, scale=plan.scale, dtype=plan.dtype)
-    return torch.cat([outputs[head] for head in range(len(widths))], dim=1)
+def _near_windows(query: Tensor, key: Tensor, key_mask: Tensor | None, plan: _Plan) -> Tensor | None:
+    """The window (H,) of each head that is cheaper with one: exactly if it decays steeply, or in linear time. None if
+    there is no such head."""
+    given, length = plan.given, key.shape[-2]
+    if plan.rates is None or plan.numbers is None or not given.is_causal or query.shape[-2] != length:
+        return None
+    if given.dropout_p > 0:
+        return None
+    reach = REACH if plan.backend == "linear" and plan.tolerance is None else EXACT_REACH
+    windows = fixed_windows(plan.numbers, length, reach)
+    if plan.tolerance is not None and any(plan.numbers):
+        rest = plan.rates.detach(), key_mask, plan.scale, plan.tolerance
+        chosen = choose_windows(query.detach(), key.detach(), *rest)
+        chosen = torch.minimum(chosen, torch.tensor(windows))
+        return chosen if torch.compiler.is_compiling() or min(chosen.tolist()) < length else None
+    return torch.tensor(windows) if min(windows) < length else None
 
 
 def _attend_chunks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, size: int, plan: _Plan) -> Tensor:

@@ -68,7 +68,7 @@ def union_attention(
 
 
 @torch.library.custom_op("longlens::union_attention_backward", mutates_args=())
-def _union_backward(
+def union_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -117,7 +117,7 @@ def _(query, key, value, rates, key_mask, mask, far_output, far_lse, is_causal, 
     return output, query.new_empty(query.shape[:-1], dtype=working_dtype(dtype))
 
 
-@_union_backward.register_fake
+@union_backward.register_fake
 def _(grad, query, key, value, rates, key_mask, mask, output, lse, is_causal, scale, dtype, learn_rates):
     grads = (x.new_empty(x.shape) for x in (query, key, value))
     return *grads, query.new_empty(query.shape[1], dtype=widest_dtype(query.device))
@@ -134,7 +134,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: None):
         return (None,) * 11
     *inputs, far_output, far_lse, output, lse = ctx.saved_tensors
     learn_rates = ctx.needs_input_grad[3]
-    *grads, grad_rates = _union_backward(grad, *inputs, output, lse, ctx.is_causal, ctx.scale, ctx.dtype, learn_rates)
+    *grads, grad_rates = union_backward(grad, *inputs, output, lse, ctx.is_causal, ctx.scale, ctx.dtype, learn_rates)
     grad_rates = grad_rates.to(inputs[3].dtype) if learn_rates else None
     grad_far_output = grad_far_lse = None
     if far_output is not None:

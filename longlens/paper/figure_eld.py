@@ -14,11 +14,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from longlens.ops.decay import SCHEDULES, decay_rates
+from longlens.ops.decay import Schedule, decay_rates
 from longlens.options import Fraction, Several
 from longlens.paper.index import Computed, Found
 from longlens.reports.pictures import check_picture, evenly, ramp, save_picture, styled, without_frame
 
+READINGS: tuple[Schedule, ...] = ("exp-uniform", "literal")  # of the paper's text on the rates
 LINES, MATRICES = 8, 4  # heads that are drawn, at most
 POINTS = 512  # of a curve
 SCORE = 2.0  # of the keys whose weight is drawn
@@ -51,7 +52,7 @@ def _draw(heads: int, max_rate: float, length: int) -> Figure:
     figure.suptitle(f"Scores decay with distance (ELD): {heads} heads, length {length:,}")
     upper, lower = figure.subfigures(2, 1, height_ratios=[1.35, 1], squeeze=False)[:, 0]
     panels = upper.subplots(1, 3)
-    for axes, schedule in zip(panels, SCHEDULES, strict=False):
+    for axes, schedule in zip(panels, READINGS, strict=False):
         _draw_kept(axes, decay_rates(heads, max_rate, schedule, dtype=torch.float64), length)
         axes.set_title(f"schedule {schedule}, B = {max_rate:g}")
     panels[0].set_ylabel("fraction of the score kept")
@@ -113,7 +114,7 @@ def _draw_matrices(figure: SubFigure, rates: Tensor, length: int) -> None:
 def _compute(results: Path) -> tuple[list[Any], Found]:
     heads, most = 8, 1e-3
     written = draw_eld(out=results / "figure-eld.png", heads=heads, max_rate=most)
-    even, printed = (decay_rates(heads, most, schedule, dtype=torch.float64) for schedule in SCHEDULES)
+    even, printed = (decay_rates(heads, most, schedule, dtype=torch.float64) for schedule in READINGS)
     sentences = [
         f"With exp(-α) spaced evenly from 1 to exp(-B), {heads} heads and B = {most:g}, α runs from {even[0]:g} to "
         f"{even[-1]:.1g}, and the last head keeps {torch.exp(-even[-1] * 128):.2f} of a score at distance 128 and "

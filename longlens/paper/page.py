@@ -108,7 +108,7 @@ def _draw_maps(entry: Entry) -> Figure:
     import torch
     from matplotlib.figure import Figure as Drawing
 
-    from longlens.paper.figure4 import attention_maps
+    from longlens.reports.attention import EXPLAINED, attention_maps, draw_map
     from longlens.training.evaluate import load_model
 
     assert entry.config is not None
@@ -119,14 +119,11 @@ def _draw_maps(entry: Entry) -> Figure:
     maps = attention_maps(load_model(Path(entry.place)), inputs)
     drawing = Drawing(figsize=(2.6 * len(maps), 2.9), layout="constrained")
     for number, (axes, weights) in enumerate(zip(drawing.subplots(1, len(maps), squeeze=False)[0], maps, strict=True)):
-        axes.imshow(weights / weights.max(axis=1, keepdims=True), cmap="magma", vmin=0, vmax=1)
-        axes.set_title(f"layer {number + 1}", fontsize=9)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        draw_map(axes, weights.mean(axis=0))
+        axes.set_title(f"layer {number}", fontsize=9)
     drawing.supxlabel("key", fontsize=9)
     drawing.supylabel("query", fontsize=9)
     written = io.BytesIO()
     drawing.savefig(written, format="png", dpi=110)
-    text = f"{config.task.title}, seed {config.training.seed}: a test sample, the mean over heads, "
-    text += "each row by its largest weight."
+    text = f"{config.task.title}, seed {config.training.seed}: a test sample, the mean over heads, {EXPLAINED}."
     return Figure(f"Attention of {config.mixer.name}.", text, inlined(written.getvalue()), is_small=len(maps) < 3)

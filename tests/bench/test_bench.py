@@ -48,6 +48,21 @@ def test_attention_says_what_is_skipped(monkeypatch):
     assert "las formula at L = 1,024: needs " in shown(printed)
 
 
+def test_long_sequences(tmp_path, monkeypatch):
+    """Small here: windows of the bound and errors below it, and the memory of processes of their own."""
+    monkeypatch.setattr("longlens.bench.long.RATES", {"2 of 0.01": (0.01, 0.012)})
+    monkeypatch.setattr("longlens.bench.long.ALONE", (3000, 4000))
+    out = tmp_path / "long.json"
+    text = shown(bench_attention(long=True, lengths=(3000,), rounds=1, tolerance=0.01, out=out))
+    written = json.loads(out.read_text())
+    (row,) = written["rows"]
+    assert 0 < row["error"] < row["bound"] <= 0.01
+    assert f"{row['forward_times']:.1f}× faster" in text
+    assert "exact" not in row["windows"]
+    assert [alone["length"] for alone in written["alone"]] == [3000, 4000]
+    assert all(alone["mib"] > 50 and alone["seconds"] > 0 for alone in written["alone"])
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_layers_show_every_length_at_any_width(tmp_path, width):
     lengths = (16, 24, 32, 40, 48, 56)

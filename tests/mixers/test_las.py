@@ -211,7 +211,7 @@ def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
         ((16, 4), {"max_rate": -1.0}, "max_rate must be a number of at least 0, got -1.0"),
         ((16, 4), {"max_rate": math.inf}, "max_rate must be a number of at least 0, got inf"),
         ((16, 4), {"side": "left"}, "side must be past or centered, got left"),
-        ((16, 4), {"schedule": "linear"}, "schedule must be exp-uniform or literal, got linear"),
+        ((16, 4), {"schedule": "linear"}, "schedule must be one of exp-uniform, positive, literal, got linear"),
         (
             (16, 4),
             {"schedule": "literal", "max_rate": 1.0},

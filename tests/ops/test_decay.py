@@ -16,6 +16,14 @@ def test_exp_uniform_is_evenly_spaced_after_exp():
     assert rates[-1] == 1e-3
 
 
+def test_positive_has_no_zero():
+    rates = decay_rates(8, 1e-3, "positive", dtype=torch.float64)
+    expected = torch.linspace(1.0, math.exp(-1e-3), 9, dtype=torch.float64)[1:]
+    torch.testing.assert_close(torch.exp(-rates), expected, rtol=0, atol=1e-15)
+    assert rates.min() == pytest.approx(1.25e-4, abs=1e-7)
+    assert decay_rates(1, 0.1, "positive").tolist() == pytest.approx([0.1])
+
+
 def test_what_the_last_head_keeps_of_a_score():
     """FACTS: 0.88 at distance 128, 0.36 at 1024, 0.13 at 2048."""
     last = decay_rates(8, 1e-3)[-1].item()
@@ -48,7 +56,7 @@ def test_dtype_device_and_a_single_head():
         ((2, math.inf), "got inf"),
         ((2, "a"), "max_rate must be a finite number of at least 0, got 'a'"),
         ((2, 1.5, "literal"), "max_rate must lie between 0 and 1 for the literal schedule, got 1.5"),
-        ((2, 0.1, "linear"), "schedule must be one of exp-uniform, literal, got 'linear'"),
+        ((2, 0.1, "linear"), "schedule must be one of exp-uniform, positive, literal, got 'linear'"),
     ],
 )
 def test_bad_arguments(arguments, message):

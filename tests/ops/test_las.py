@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from longlens import decay_rates, las_attention, las_attention_reference
 from longlens.bench.measure import peak_memory
-from longlens.ops import las
+from longlens.ops import las, linear
 from longlens.ops.decay import max_exponent
 
 LENGTHS = (1, 2, 63, 127, 500, 1000)
@@ -333,7 +333,8 @@ def test_a_row_that_may_attend_to_nothing_gives_zero(options):
 @pytest.mark.parametrize("options", [{}, {"is_causal": False}, {"chunk_size": 8}, {"decay": [0.0, 9.0]}])
 def test_dropout_drops_weights_and_keeps_their_mean(options, monkeypatch):
     query, key, value = (x.detach() for x in make((1, 2, 20, 4)))
-    monkeypatch.setattr(las, "MIN_WIDTH", 1)
+    monkeypatch.setattr(linear, "BLOCKS", (2, 2))
+    monkeypatch.setattr(las, "fixed_windows", lambda rates, *_: [5 if rate == 9.0 else 20 for rate in rates])
     options = {"decay": [0.0, 0.2], "smoothing": 3, **options}
     expected = las_attention(query, key, value, **options)
     samples = [las_attention(query, key, value, **options, dropout_p=0.5) for _ in range(2000)]
