@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from longlens.api import sweep as sweep
     from longlens.api import train as train
     from longlens.integrations.pytorch import replace_attention as replace_attention
-    from longlens.mixers.common import LaSCache as LaSCache
+    from longlens.mixers.cache import LaSCache as LaSCache
     from longlens.mixers.las import LaSAttention as LaSAttention
     from longlens.mixers.registry import create_mixer as create_mixer
     from longlens.mixers.registry import list_mixers as list_mixers
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Comparison": "longlens.api",
     "LaSAttention": "longlens.mixers.las",
-    "LaSCache": "longlens.mixers.common",
+    "LaSCache": "longlens.mixers.cache",
     "Result": "longlens.api",
     "Run": "longlens.api",
     "compare": "longlens.api",

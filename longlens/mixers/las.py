@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.mixers.common import PART, CachedAttention, LaSCache, check_inputs
+from longlens.mixers.cache import PART, LaSCache
+from longlens.mixers.common import CachedAttention, check_inputs
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import AttentionOptions
 from longlens.ops.decay import decay_rates
