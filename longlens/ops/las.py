@@ -196,6 +196,8 @@ def _near_windows(query: Tensor, key: Tensor, key_mask: Tensor | None, plan: _Pl
     if given.dropout_p > 0:
         return None
     reach = REACH if plan.backend == "linear" and plan.tolerance is None else EXACT_REACH
+    if plan.tolerance is None and max(plan.numbers) * length <= 2 * reach:  # the usual case
+        return None
     windows = fixed_windows(plan.numbers, length, reach)
     if plan.tolerance is not None and any(plan.numbers):
         rest = plan.rates.detach(), key_mask, plan.scale, plan.tolerance
