@@ -123,6 +123,19 @@ def test_what_any_later_query_may_lose_is_at_least_what_those_that_come_do():
         assert later.attend(token, 0.4)[2] <= risk
 
 
+def test_states_are_the_sums_of_what_was_folded():
+    key, value = torch.randn(2, 2, 1, 90, 6, dtype=torch.float64)
+    past = decoding.Past.empty([0.05], key, value).append(key, value)
+    for count in (20, 1, 39):
+        past = past._folded(count)
+    weights = torch.exp(-0.05 * (60 - torch.arange(60.0, dtype=torch.float64)))[:, None]
+    far, values = key[..., :60, :] * weights, torch.nn.functional.pad(value[..., :60, :], (0, 1), value=1.0)
+    expected = far.mT @ values, values.sum(-2, keepdim=True), far.mT @ far, far.norm(dim=-1).amax(-1)
+    torch.testing.assert_close((past.state, past.sums, past.square, past.norm), expected)
+    assert past.folded == 60
+    assert torch.equal(past.key, key[..., 60:, :])
+
+
 def test_chunks_have_a_cache_of_their_own():
     (layer, exact), x, cache = layers(chunk_size=50), sequence(), LaSCache()
     torch.testing.assert_close(decode(layer, x, 1, cache), exact(x))
