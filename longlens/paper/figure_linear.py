@@ -1,6 +1,7 @@
 """The error of linear-time LaS attention against its near window, beside the bound of ``ops/windows.py``."""
 
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import torch
@@ -11,7 +12,7 @@ from longlens.ops.las import las_attention
 from longlens.ops.linear import linear_attention
 from longlens.ops.windows import REACH, choose_windows, round_up, window_bound
 from longlens.options import Positive, Several, Size
-from longlens.reports.pictures import check_picture, save_picture
+from longlens.reports.pictures import check_picture, ramp, save_picture, styled
 
 DIM = 32
 WINDOWS = 12  # points of a curve
@@ -25,6 +26,7 @@ def draw_linear(
     tolerance: Positive = 1e-3,
     size: Positive = 1.0,
     batch: Size = 1,
+    theme: Literal["light", "dark"] = "light",
 ) -> str:
     """Draw the error of attention in linear time against the window that is exact, beside its bound.
 
@@ -38,15 +40,21 @@ def draw_linear(
         tolerance: Largest error, relative to the largest value.
         size: Size of the scores.
         batch: Sequences.
+        theme: Dark ink on white, for print, or light ink on a dark background, for talks.
     """
     check_picture(out)
+    with styled(theme):
+        return save_picture(_draw(length, rates, tolerance, size, batch), out)
+
+
+def _draw(length: int, rates: tuple[float, ...], tolerance: float, size: float, batch: int) -> Figure:
     torch.manual_seed(0)
     query, key, value = torch.randn(3, batch, 1, length, DIM, dtype=torch.float64)
     query = query * size
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
-    colors = matplotlib.colormaps["viridis"](torch.linspace(0, 0.8, len(rates)).tolist())
-    for rate, color in zip(rates, colors, strict=True):
+    ink = matplotlib.rcParams["text.color"]
+    for rate, color in zip(rates, ramp(len(rates)), strict=True):
         windows, errors, bounds = _curve(query, key, value, rate)
         axes.plot(windows, bounds, "--", color=color, linewidth=1.4)
         axes.plot(windows, errors, color=color, linewidth=1.6, label=f"a = {rate:g}")
@@ -55,14 +63,14 @@ def draw_linear(
             bound = window_bound(query[:, 0], key[:, 0], rate, chosen).error
             axes.plot([chosen], [bound], "o", color=color, markersize=7)
     axes.axhline(tolerance, color="tab:gray", linewidth=1.0, linestyle=":")
-    axes.plot([], [], "--", color="black", linewidth=1.4, label="its bound")
-    axes.plot([], [], "o", color="black", label=f"chosen for {tolerance:g}")
+    axes.plot([], [], "--", color=ink, linewidth=1.4, label="its bound")
+    axes.plot([], [], "o", color=ink, label=f"chosen for {tolerance:g}")
     axes.set_yscale("log")
     axes.set_xlabel("near window W (tokens)")
     axes.set_ylabel("largest error / max|v|")
-    axes.set_title(f"Linear-time LaS attention: {length:,} tokens, scores of size {size:g}", fontsize=11)
+    axes.set_title(f"Linear-time LaS attention: {length:,} tokens, scores of size {size:g}")
     axes.legend(fontsize=9)
-    return save_picture(figure, out)
+    return figure
 
 
 def _curve(query: Tensor, key: Tensor, value: Tensor, rate: float) -> tuple[list[int], list[float], list[float]]:

@@ -40,7 +40,7 @@ SECTIONS = ("task", "mixer", "model", "training")
 PARTS = ("task_options", "mixer_options", "model", "training")  # of config.json
 # Options that are younger than runs which people have: at their defaults they are not in the name of a folder.
 LATER = (
-    *("task.folds", "task.fold"),
+    *("task.folds", "task.fold", "mixer.tolerance"),
     *("training.minutes", "training.min_steps", "training.stop_after", "training.class_weights"),
 )
 
@@ -102,6 +102,9 @@ class Config:
 
     def _is_default(self, name: str) -> bool:
         section, _, option = name.partition(".")
+        if section == "mixer":
+            known = find_mixer(self.mixer.name).options.get(option)
+            return known is not None and self.mixer.options[option] == known.default
         part = getattr(self, section)
         return hasattr(part, option) and getattr(part, option) == getattr(type(part), option, REQUIRED)
 
