@@ -148,6 +148,7 @@ def allowed(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, parts)) if len(parts) < 3 else f"one of {', '.join(map(str, parts))}"
     if origin in (Union, types.UnionType):
+        parts = sorted(parts, key=lambda part: get_origin(part) is tuple)  # a list last: "none" is not for its entries
         return " or ".join("none" if part is type(None) else allowed(part) for part in parts)
     if origin is tuple:
         if parts[-1] is Ellipsis:

@@ -56,7 +56,7 @@ def bench_attention(
     """Time and peak memory of LaS attention beside torch's plain attention, the formula and FlexAttention.
 
     Args:
-        lengths: Sequence lengths. Default: 128 to 16,384, doubled each time, and 32,768 to 131,072 for long ones.
+        lengths: Sequence lengths; by default 128 to 16,384, doubled each time, or 32,768 to 131,072 with --long.
         head_dims: Widths of a head.
         groups: Comparisons to make: the operator, the operator in chunks, the whole layer.
         heads: Number of heads.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from longlens.ops.decoding import Past
 
 Rates = tuple[float, ...]
-PART = 512  # tokens that go together through a cache whose far past is folded
 
 
 class LaSCache:

@@ -5,13 +5,12 @@
 Without decay it is S-attention, without smoothing L-attention. ``longlens.ops.reference`` is the formula, written out.
 """
 
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.mixers.cache import PART, LaSCache
 from longlens.mixers.common import CachedAttention, check_inputs
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import AttentionOptions
@@ -19,6 +18,11 @@ from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.options import NonNegative, Odd, Positive, Probability, Size
+
+if TYPE_CHECKING:
+    from longlens.mixers.cache import LaSCache
+
+PART = 512  # tokens that go together through a cache whose far past is folded
 
 
 @register(
@@ -108,7 +112,7 @@ class LaSAttention(CachedAttention):
         how = {"backend": "linear", "tolerance": self.tolerance} if linear else {}
         return las_attention(query, key, value, **(options | {"decay": self.rates}), **how)
 
-    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: LaSCache) -> Tensor:
+    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: "LaSCache") -> Tensor:
         if self.tolerance is None or self.chunk_size is not None:  # a chunk is bounded already
             return super().proceed(query, key, value, cache)
         return cache.attend(query, key, value, self.window, self.rates, self.tolerance)

@@ -12,7 +12,7 @@ def grow(past: Tensor, new: Tensor) -> Tensor:
     from it, and whoever else does so gets a copy.
     """
     alike = past.dtype == new.dtype and _around(past) == _around(new)  # otherwise torch.cat promotes, or refuses
-    other_mode = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
+    other_mode = torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled()
     if other_mode or not alike:
         return torch.cat([past, new], dim=-2)
     length = past.shape[-2] + new.shape[-2]

@@ -14,7 +14,7 @@ TABLE = r"""
 bnech
     unknown command 'bnech'; did you mean 'bench'?
 bench
-    'longlens bench' must be followed by one of attention, layers, model, data, packages
+    'longlens bench' must be followed by one of attention, layers, decode, model, data, packages
 list mixer
     unknown command 'longlens list mixer'; did you mean 'mixers'?
 data prepair
@@ -139,9 +139,9 @@ bench attention --heads 0
 bench attention --rounds 0
     --rounds must be a whole number of at least 1, got 0
 bench attention --lengths 0
-    --lengths must be a list, each a whole number of at least 1, got 0
+    --lengths must be none or a list, each a whole number of at least 1, got 0
 bench attention --lengths abc
-    --lengths must be a list, each a whole number of at least 1, got abc
+    --lengths must be none or a list, each a whole number of at least 1, got abc
 bench attention --lenghts 3
     unknown flag --lenghts; did you mean --lengths?
 bench attention --device tpu

@@ -175,7 +175,7 @@ def test_a_name_has_its_own_defaults_and_fixed_options():
         ("las", {"window": None}, "window must be an odd number of at least 1, got None"),
         ("las", {"window": 4}, "window must be an odd number of at least 1, got 4"),
         ("las", {"side": "left"}, "side must be past or centered, got left"),
-        ("las", {"schedule": "linear"}, "schedule must be exp-uniform or literal, got linear"),
+        ("las", {"schedule": "linear"}, "schedule must be one of exp-uniform, positive, literal, got linear"),
         ("las", {"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, got 1.0"),
         ("las", {"heads": 3}, "heads must divide the width of the layer, got heads=3 and a width of 16"),
     ],
