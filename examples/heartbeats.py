@@ -4,7 +4,7 @@ Each row of ``beats.csv`` is a noisy recording of five heartbeats. It is at risk
 *and* the last one an inverted T wave: a rare pattern, whose two parts are a hundred samples apart, and each of which
 alone means nothing. The commands that follow are those of the README, printed before they run:
 
-    python examples/heartbeats.py      # some minutes on two cores; writes into heartbeats/
+    python examples/heartbeats.py      # four minutes on two cores; writes into heartbeats/
 
 Its own flags are --folder, --rows, --mixers, --folds and --jobs; all others are those of ``longlens train``.
 """

@@ -68,7 +68,7 @@ def draw_explanation(found: Explanation, title: str, out: Path) -> str:
     what = "the number" if found.target is None else f"the log-odds of {found.target!r}"
     place = {"location": "right", "pad": 0.02} if found.symbols is None else {"location": "bottom", "shrink": 0.5}
     bar = figure.colorbar(shades, ax=figure.axes, aspect=30, **place)
-    bar.set_label(_plain(f"what a value adds to {what}"))
+    bar.set_label(_plain(f"adds to {what}"), fontsize=9)
     return save_picture(figure, out)
 
 
