@@ -157,12 +157,12 @@ def run_cells(
 
 
 def seconds_left(found: Plan, records: Records) -> float | None:
-    """By the time that runs of the same tasks took; None if there is none to go by."""
+    """By the time of the fastest run of the same task, which shared its core the least; None if there is none."""
 
     @cache
     def usual(task: str) -> float | None:
         known = [record.result["seconds"] for record in records.of_task(task) if record.result]
-        return mean(known) if known else None
+        return min(known, default=None)
 
     times = [usual(config.task.name) for config in found.ready]
     if not times or any(time is None for time in times):
