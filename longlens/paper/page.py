@@ -14,7 +14,7 @@ from longlens.paper.records import Records
 from longlens.paper.report import picture_of, study_sheets, summary
 from longlens.paper.run import MISSING, verdict_of
 from longlens.paper.study import Scale
-from longlens.reports.page.entries import Entry, Watch, is_sound
+from longlens.reports.page.entries import Entry, Watch, is_sound, without_repeats
 from longlens.reports.page.render import Artifact, Figure, Still, draw_changing, render_page
 from longlens.reports.page.samples import inlined, show_samples
 from longlens.tasks.base import Task
@@ -41,7 +41,7 @@ def record_entries(results: Path) -> list[Entry]:
 def write_page(out: Path, places: Iterable[Path], results: Path, scale: Scale = "mini", *, maps: bool = True) -> str:
     """Write the page of some runs, and return the line that says where it is."""
     check_out(out)
-    entries = [*Watch(places).look(), *record_entries(results)]
+    entries = without_repeats([*Watch(places).look(), *record_entries(results)])
     still = still_parts(results, scale, entries, maps=maps)
     write_atomic(out, render_page(still, draw_changing(entries)))
     return f"{len(entries):,} runs on one page: {out}"

@@ -255,6 +255,17 @@ def test_a_page_of_the_records_alone(tmp_path, monkeypatch):
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text.partition('<script type="application/json"')[0])
 
 
+def test_the_line_counts_a_run_and_its_record_once(tmp_path, monkeypatch, capsys):
+    """Two folders of the same records are a run and its record."""
+    monkeypatch.chdir(tmp_path)
+    count = len(list((ROOT / "results").glob("*/*/*.json")))
+    twice = [*record_entries(ROOT / "results"), *record_entries(ROOT / "results")]
+    assert len(without_repeats(twice)) == count
+    monkeypatch.setattr("longlens.paper.page.record_entries", lambda results: twice)
+    main(["report", "--results", str(ROOT / "results")])
+    assert f"{count:,} runs on one page: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
