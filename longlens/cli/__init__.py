@@ -81,13 +81,14 @@ TABLES = {  # commands that print tables, and the endings with which --out is a 
     **dict.fromkeys((name for name in COMMANDS if name.startswith("bench ")), BESIDE),
     "predict": (),  # its --out is for the predictions
 }
-RESUMABLE = ("train", "compare", "sweep", "reproduce")
+RESUMABLE = ("train", "compare", "sweep", "reproduce", "data", "demo")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; bad input is one clear line on stderr and exit code 2."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself on stderr otherwise
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    resumes = next(iter(arguments), "") in RESUMABLE
     try:
         before = signal.signal(signal.SIGTERM, _stop)
     except ValueError:  # not in the main thread
@@ -95,10 +96,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(arguments)
     except LongLensError as error:
-        _say(f"{error}; the same command resumes" if isinstance(error, Interrupted) else str(error))
+        _say(f"{error}; the same command resumes" if resumes and isinstance(error, Interrupted) else str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        resumes = arguments[:1] and arguments[0] in RESUMABLE
         _say("stopped; the same command resumes" if resumes else "stopped")
         sys.exit(Interrupted.exit_code if resumes else 130)
     except BrokenPipeError:  # nobody reads any more
