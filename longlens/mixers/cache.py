@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
+from longlens.ops.checks import at_least_float32
 from longlens.ops.grow import grow
 from longlens.ops.smoothing import smooth_values
 
@@ -87,8 +88,10 @@ class LaSCache:
             raise BadInput(f"x must give keys of {past.dtype} as the cache's, got {key.dtype}: start a new cache")
         if window is None:
             return value
-        values = _extend(self.recent, value)
+        values = value if self.recent is None else torch.cat([self.recent, value], dim=-2)
         self.recent = values[..., max(values.shape[-2] - window + 1, 0) :, :].clone()
+        if value.shape[-2] == 1:  # whose window these are
+            return (at_least_float32(values).sum(-2, keepdim=True) / window).to(value.dtype)
         return smooth_values(values, window)[..., values.shape[-2] - value.shape[-2] :, :]
 
     def clear(self) -> None:

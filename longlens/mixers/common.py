@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from longlens.errors import BadInput
 from longlens.mixers.registry import Factory
-from longlens.ops.checks import AttentionOptions
+from longlens.ops.checks import AttentionOptions, working_dtype
+from longlens.ops.last import attend_last
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 from longlens.ops.smoothing import Side
@@ -181,6 +182,8 @@ class CachedAttention(MultiHead):
     """Attention of smoothed values, whole or in chunks, that can also continue a sequence from a cache. A layer derives
     from it, sets these options, and writes ``attention``: how positions enter the scores."""
 
+    rates: tuple[float, ...] | None = None  # of the decay, one for each head
+    slopes: tuple[float, ...] | None = None  # of linear biases
     window: int | None
     side: Side
     chunk_size: int | None
@@ -223,7 +226,12 @@ class CachedAttention(MultiHead):
     def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: "LaSCache") -> Tensor:
         """Attention of tokens that follow those of a cache, (B, H, n, d)."""
         key, value = cache.append(key, value, self.window)
-        return self.attention(query, key, value, dropout_p=self.dropout_p)
+        if query.shape[-2] != 1 or self.dropout_p > 0:
+            return self.attention(query, key, value, dropout_p=self.dropout_p)
+        like = {"dtype": working_dtype(query.dtype), "device": query.device}
+        numbers = {"rates": self.rates, "slopes": self.slopes}
+        positions = {name: torch.tensor(given, **like) for name, given in numbers.items() if given and any(given)}
+        return attend_last(query, key, value, query.shape[-1] ** -0.5, **positions)[0].to(query.dtype)
 
     def step(self, x: Tensor, state: "LaSCache | None" = None) -> "tuple[Tensor, LaSCache]":
         """The state is a cache, and the one that was given stays as it is."""

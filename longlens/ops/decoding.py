@@ -20,6 +20,7 @@ from torch import Tensor
 
 from longlens.ops.checks import at_least_float32
 from longlens.ops.decay import decay_weights, widest_dtype
+from longlens.ops.last import attend_last
 from longlens.ops.linear import block_size, far_field
 from longlens.ops.union import union_attention
 from longlens.ops.windows import score_bound
@@ -82,12 +83,8 @@ class Past(NamedTuple):
         if query.shape[-2] != 1:
             near = query, self.key, self.value, self.rates, None, None
             return union_attention(*near, far_output, far_lse, True, scale, query.dtype)
-        # For a single query the formula is the fastest.
-        count = self.key.shape[-2]
-        weights = self._weights(torch.arange(1 - count, 1, device=query.device)).mT
-        scores = at_least_float32(query) @ at_least_float32(self.key).mT * (weights * scale)
+        output, scores = attend_last(query, self.key, self.value, scale, rates=self.rates)
         lse = scores.logsumexp(-1)
-        output = torch.softmax(scores, dim=-1) @ at_least_float32(self.value)
         if far_output is not None and far_lse is not None:
             near, lse = lse, torch.logaddexp(lse, far_lse)
             output = output * (near - lse).exp().unsqueeze(-1) + far_output * (far_lse - lse).exp().unsqueeze(-1)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask
 from longlens.ops.decay import Piece, fold, hide_keys, join_masks, one_folding_fits, pad_heads, widest_dtype
+from longlens.ops.last import attend_last
 from longlens.ops.linear import linear_attention
 from longlens.ops.reference import attend_by_formula
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smooth_values
@@ -76,8 +77,8 @@ def las_attention(
         enable_gqa: Let key and value have fewer heads, each serving a group of H / Hkv query heads.
         backend: Kernel. ``"sdpa"``: the exact fast path; ``"reference"``: the formula with L×L matrices; ``"linear"``:
             causal only, approximate for the far past (``linear.py``), O(L) for each head that decays fast enough for it
-            to pay, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a single query the
-            formula, which is then the fastest.
+            to pay, while the others, and that of rate 0, stay as they are; ``"auto"``: sdpa, but for a single query
+            two products (``last.py``), which are faster then.
         tolerance: Of the linear backend: no entry of the output differs from that of the exact form by more than
             ``tolerance`` times the largest entry of |value| (smoothed) in its sequence and head, rounding aside. The
             near window of each head is chosen for it, from the queries and keys given (``windows.py`` has the proof).
@@ -149,8 +150,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan
 def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
     is_causal, dropout_p = plan.given.is_causal, plan.given.dropout_p
     piece = _single_piece(query.shape[-2], key.shape[-2], plan)
-    one_query = query.shape[-2] == 1 and plan.backend == "auto"
-    if one_query or query.numel() == 0 or (piece is None and dropout_p > 0):
+    if query.shape[-2] == 1 and plan.backend == "auto" and dropout_p == 0:
+        query, key, value = (x.to(plan.dtype) for x in (query, key, value))
+        return attend_last(query, key, value, plan.scale, rates=plan.rates, mask=mask)[0].to(plan.dtype)
+    if query.numel() == 0 or (piece is None and dropout_p > 0):
         query, key, value = (x.to(plan.dtype) for x in (query, key, value))
         rest = replace(plan.given, decay=plan.rates, smoothing=None, chunk_size=None, attn_mask=mask, scale=plan.scale)
         return attend_by_formula(query, key, value, rest)[0]
