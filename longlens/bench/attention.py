@@ -39,7 +39,7 @@ def bench_attention(
     *,
     lengths: tuple[Size, ...] | None = None,
     head_dims: tuple[Size, ...] = (32, 64),
-    groups: tuple[Literal["attention", "chunk", "layer"], ...] = ("attention", "chunk", "layer"),
+    groups: tuple[Literal["attention", "chunk", "layer", "last"], ...] = ("attention", "chunk", "layer", "last"),
     heads: Size = 8,
     batch: Size = 1,
     window: Odd = 5,
@@ -58,7 +58,7 @@ def bench_attention(
     Args:
         lengths: Sequence lengths; by default 128 to 16,384, doubled each time, or 32,768 to 131,072 with --long.
         head_dims: Widths of a head.
-        groups: Comparisons to make: the operator, the operator in chunks, the whole layer.
+        groups: Comparisons to make: the operator, the operator in chunks, the whole layer, a last query by itself.
         heads: Number of heads.
         batch: Sequences of a batch.
         window: Odd window of the smoothing.
@@ -120,6 +120,10 @@ def _candidates(
         x, parameters = [draw(batch, length, layer.embed_dim)], list(layer.parameters())
         return {"sdpa layer": passes(plain_layer, x, parameters), "las layer": passes(layer, x, parameters)}
     inputs = [draw(batch, heads, length, dim) for _ in range(3)]
+    if group == "last":  # as in decoding
+        inputs[0] = inputs[0][..., -1:, :].clone()
+        plain = passes(partial(sdpa, is_causal=False), inputs)
+        return {"sdpa, one query": plain, "las, one query": passes(las, inputs)}
     if group == "chunk" and (length <= size or length % size):
         return {}
     if group == "chunk":

@@ -182,8 +182,8 @@ class CachedAttention(MultiHead):
     """Attention of smoothed values, whole or in chunks, that can also continue a sequence from a cache. A layer derives
     from it, sets these options, and writes ``attention``: how positions enter the scores."""
 
-    rates: tuple[float, ...] | None = None  # of the decay, one for each head
-    slopes: tuple[float, ...] | None = None  # of linear biases
+    rates: tuple[float, ...] = ()  # of the decay, one for each head
+    slopes: tuple[float, ...] = ()  # of linear biases
     window: int | None
     side: Side
     chunk_size: int | None
@@ -229,9 +229,9 @@ class CachedAttention(MultiHead):
         if query.shape[-2] != 1 or self.dropout_p > 0:
             return self.attention(query, key, value, dropout_p=self.dropout_p)
         like = {"dtype": working_dtype(query.dtype), "device": query.device}
-        numbers = {"rates": self.rates, "slopes": self.slopes}
-        positions = {name: torch.tensor(given, **like) for name, given in numbers.items() if given and any(given)}
-        return attend_last(query, key, value, query.shape[-1] ** -0.5, **positions)[0].to(query.dtype)
+        rates, slopes = (torch.tensor(given, **like) if any(given) else None for given in (self.rates, self.slopes))
+        output, _ = attend_last(query, key, value, query.shape[-1] ** -0.5, rates=rates, slopes=slopes)
+        return output.to(query.dtype)
 
     def step(self, x: Tensor, state: "LaSCache | None" = None) -> "tuple[Tensor, LaSCache]":
         """The state is a cache, and the one that was given stays as it is."""

@@ -92,13 +92,29 @@ def las_attention(
         return attend_by_formula(query, key, value, given)[0]
     if backend == "linear":
         given.check_linear(query, key)
-    key, value = given.repeat_groups(query, key, value)
     mask = None if attn_mask is None else full_mask(attn_mask, key.shape[-2])
     rates, numbers = _rates(decay, query.device)
+    if query.shape[-2] == 1 and backend == "auto" and dropout_p == 0:
+        return _attend_last(query, key, value, mask, rates, given)
+    key, value = given.repeat_groups(query, key, value)
     plan = _Plan(given, rates, numbers, given.score_scale(query), backend, tolerance, _compute_dtype(query))
     if chunk_size is None or chunk_size >= key.shape[-2]:
         return _attend(query, key, value, mask, plan)
     return _attend_chunks(query, key, value, mask, chunk_size, plan)
+
+
+def _attend_last(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rates: Tensor | None, given: AttentionArguments
+) -> Tensor:
+    """For a single query."""
+    if given.chunk_size is not None:  # those before its own do not count
+        own = (key.shape[-2] - 1) % given.chunk_size + 1
+        key, value = key[..., -own:, :], value[..., -own:, :]
+        mask = None if mask is None else mask[..., -own:]
+    query, key, value = (x.to(_compute_dtype(x)) for x in (query, key, value))
+    smoothing = {"smoothing": given.smoothing, "side": given.side}
+    output, _ = attend_last(query, key, value, given.score_scale(query), rates=rates, mask=mask, **smoothing)
+    return output.to(query.dtype)
 
 
 class _Plan(NamedTuple):
@@ -150,9 +166,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan
 def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:
     is_causal, dropout_p = plan.given.is_causal, plan.given.dropout_p
     piece = _single_piece(query.shape[-2], key.shape[-2], plan)
-    if query.shape[-2] == 1 and plan.backend == "auto" and dropout_p == 0:
-        query, key, value = (x.to(plan.dtype) for x in (query, key, value))
-        return attend_last(query, key, value, plan.scale, rates=plan.rates, mask=mask)[0].to(plan.dtype)
     if query.numel() == 0 or (piece is None and dropout_p > 0):
         query, key, value = (x.to(plan.dtype) for x in (query, key, value))
         rest = replace(plan.given, decay=plan.rates, smoothing=None, chunk_size=None, attn_mask=mask, scale=plan.scale)

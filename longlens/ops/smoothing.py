@@ -29,11 +29,14 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: Side = "past") -> T
     if value.ndim < 2:
         raise ValueError(f"value must have the shape (..., length, width), got {tuple(value.shape)}")
     kernel = smoothing_kernel(smoothing, side)
-    if isinstance(kernel, Tensor):
-        kernel = kernel.to(value.device)
-    elif not (torch.is_grad_enabled() and value.requires_grad):
-        return _filter(value, kernel, _shifts(kernel, side))
-    return _Filter.apply(value, kernel, _shifts(kernel, side))
+    return _smooth(value, kernel, _shifts(kernel, side))
+
+
+def smooth_weights(weights: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
+    """Rows of weights (..., L) instead of the values, which is cheaper if the rows are few: for a matrix A of them,
+    smooth_weights(A)·V = A·smooth_values(V)."""
+    kernel = smoothing_kernel(smoothing, side)
+    return _smooth(weights.unsqueeze(-1), kernel, tuple(-shift for shift in _shifts(kernel, side))).squeeze(-1)
 
 
 def smooth_values_reference(value: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
@@ -85,6 +88,14 @@ def _shifts(kernel: Kernel, side: Side) -> tuple[int, ...]:
     """How far each weight of the kernel moves the values: 0 … P-1, or -(P-1)/2 … (P-1)/2."""
     offset = (len(kernel) - 1) // 2 if side == "centered" else 0
     return tuple(range(-offset, len(kernel) - offset))
+
+
+def _smooth(value: Tensor, kernel: Kernel, shifts: tuple[int, ...]) -> Tensor:
+    if isinstance(kernel, Tensor):
+        kernel = kernel.to(value.device)
+    elif not (torch.is_grad_enabled() and value.requires_grad):
+        return _filter(value, kernel, shifts)
+    return _Filter.apply(value, kernel, shifts)
 
 
 def _filter(value: Tensor, kernel: Kernel, shifts: Sequence[int]) -> Tensor:
