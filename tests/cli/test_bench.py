@@ -18,7 +18,8 @@ def test_bench_attention_writes_what_it_measured(longlens, here):
     assert {"torch", "processor", "threads"} <= set(written["environment"])
     names = [row["name"] for row in written["rows"] if row["length"] == 256]
     assert names[:4] == ["sdpa", "las", "las formula", "las linear"]
-    assert names[4:] == ["sdpa, chunks of 128", "las, chunks of 128", "sdpa layer", "las layer"]
+    assert names[4:8] == ["sdpa, chunks of 128", "las, chunks of 128", "sdpa layer", "las layer"]
+    assert names[8:] == ["sdpa, one query", "las, one query"]
     assert all(row["forward_backward_s"] > 0 and row["forward_peak_bytes"] > 0 for row in written["rows"])
 
 
