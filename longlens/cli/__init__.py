@@ -81,14 +81,14 @@ TABLES = {  # commands that print tables, and the endings with which --out is a 
     **dict.fromkeys((name for name in COMMANDS if name.startswith("bench ")), BESIDE),
     "predict": (),  # its --out is for the predictions
 }
-RESUMABLE = ("train", "compare", "sweep", "reproduce", "data", "demo")
+RESUMABLE = ("train", "compare", "sweep", "reproduce", "data prepare", "demo")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; bad input is one clear line on stderr and exit code 2."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself on stderr otherwise
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    resumes = next(iter(arguments), "") in RESUMABLE
+    resumes = any(arguments[: len(words)] == words for words in map(str.split, RESUMABLE))
     try:
         before = signal.signal(signal.SIGTERM, _stop)
     except ValueError:  # not in the main thread

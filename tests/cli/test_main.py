@@ -63,6 +63,15 @@ def test_an_interrupted_run_can_be_resumed(longlens, monkeypatch, name, error):
 
 
 @pytest.mark.parametrize(
+    ("words", "code"), [("data prepare listops", 75), ("data show listops", 130), ("bench data", 130), ("demo", 75)]
+)
+def test_only_what_resumes_says_so(longlens, monkeypatch, words, code):
+    monkeypatch.setattr("longlens.cli.run", raising(KeyboardInterrupt()))
+    said = longlens(*words.split())
+    assert (said.code, "resumes" in said.err) == (code, code == 75)
+
+
+@pytest.mark.parametrize(
     "error", [ValueError("a bug"), TypeError("a bug"), KeyError("x"), RuntimeError("a bug"), AssertionError("a bug")]
 )
 def test_a_bug_keeps_its_traceback(longlens, command, error):
