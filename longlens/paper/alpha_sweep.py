@@ -33,6 +33,7 @@ STUDY = Study(
     title="Decay rate B, in both readings of the schedule: accuracy",
     place="Section 4.1, whose text contradicts itself; Appendix A searches two values of B",
     claim="Heads whose rates are spread from 0 to B are what helps.",
+    ours=True,
     cells=cells,
     claims=claims,
     axis="B",

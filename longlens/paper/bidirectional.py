@@ -25,6 +25,7 @@ STUDY = Study(
     title="Attention to both sides: accuracy",
     place="Section 5.1: attention to both sides could decrease the performance gap",
     claim="LaS gains by seeing both sides.",
+    ours=True,
     cells=cells,
     claims=claims,
 )

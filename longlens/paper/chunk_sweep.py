@@ -30,6 +30,7 @@ STUDY = Study(
     title="Size of chunks, with and without decay and smoothing: accuracy",
     place="Section 5.1 has chunks of 128 for LaS alone",
     claim="Decay and smoothing help in chunks of any size.",
+    ours=True,
     cells=cells,
     claims=claims,
     axis="tokens of a chunk",

@@ -47,7 +47,8 @@ def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figur
     axes.set_xticks(range(len(columns)), columns)
     axes.set_xlabel(study.axis or "")
     axes.set_title(study.title)
-    axes.set_ylabel(_metric(entries[0][1][0]).replace("_", " "))
+    metric = _metric(entries[0][1][0])
+    axes.set_ylabel("accuracy, %" if metric == "accuracy" else metric.replace("_", " "))
     legend_beside(figure, axes.get_legend_handles_labels()[0])
     return figure
 
@@ -72,7 +73,9 @@ def _draw_curves(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figu
 
 
 def _scores(runs: list[Record], score: str) -> list[float]:
-    return [run.result[score] for run in runs if run.result]
+    """In percent, if they are accuracies."""
+    times = 100 if _metric(runs[0]) == "accuracy" else 1
+    return [times * run.result[score] for run in runs if run.result]
 
 
 def _metric(run: Record) -> str:

@@ -125,7 +125,7 @@ def _compute(results: Path) -> tuple[list[Any], Found]:
         "Decay shrinks scores to 0 and not to -∞: far keys get the uniform weight, not none.",
     ]
     averages = int((torch.exp(-printed) < 2 * most).sum())  # heads that keep next to nothing of a score at distance 1
-    because = f"as printed, {averages} of {heads} heads would be plain averages"
+    because = f"the two contradict each other: as printed, {averages} of {heads} heads would be plain averages"
     return [written], Found("holds" if printed.max() <= most else "does not hold", because, sentences)
 
 

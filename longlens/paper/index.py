@@ -1,6 +1,6 @@
 """The index of the paper's artifacts: names, and where they are. No torch here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from longlens.errors import BadInput
 from longlens.files import read_json, write_json
 from longlens.options import nearest
-from longlens.paper.study import Study, Verdict
+from longlens.paper.study import Study
+from longlens.reports.chance import Verdict
+from longlens.reports.sheet import Sheet
 
 ARTIFACTS = (  # a module of this room for each
     "table2",
@@ -42,6 +44,7 @@ class Found(NamedTuple):
     verdict: Verdict
     because: str  # in a few words
     sentences: list[str]
+    tables: Sequence[str] = ()  # in Markdown
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Computed:
     def run(self, results: Path) -> list[Any]:
         results.mkdir(parents=True, exist_ok=True)
         printed, found = self.compute(results)
-        write_json(results / f"{self.name}.json", found._asdict())
+        tables = [f"**{sheet.title}**\n\n{sheet.to_markdown()}" for sheet in printed if isinstance(sheet, Sheet)]
+        write_json(results / f"{self.name}.json", found._replace(tables=tables)._asdict())
         return [*printed, *found.sentences]
 
 

@@ -66,10 +66,11 @@ def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: 
 def _artifact(name: str, scale: Scale, records: Records) -> Artifact:
     artifact = find_artifact(name)
     about = f"{name}: {artifact.title}", artifact.claim, artifact.place
+    verdict = verdict_of(artifact, scale, records)
     if isinstance(artifact, Computed):
         found = artifact.recorded(records.folder.parent)
-        return Artifact(*about, found.verdict if found else MISSING, found.sentences if found else [])
-    return Artifact(*about, verdict_of(artifact, scale, records), [], study_sheets(artifact, scale, records))
+        return Artifact(*about, verdict, found.sentences if found else [])
+    return Artifact(*about, verdict, [artifact.note] if artifact.note else [], study_sheets(artifact, scale, records))
 
 
 def _picture(name: str, records: Records) -> Iterator[Figure]:

@@ -1,5 +1,6 @@
 """Tables of the paper's artifacts from records, and RESULTS.md from all of them."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -7,10 +8,16 @@ from statistics import mean, stdev
 from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
 from longlens.paper.records import Record, Records
 from longlens.paper.run import MISSING, chosen_rate, measures_of, plan, runs_of, seconds_left, verdict_of, weigh_claim
-from longlens.paper.study import Cell, Scale, Study
+from longlens.paper.study import Cell, Claim, Scale, Study
+from longlens.reports.chance import Finding
 from longlens.reports.sheet import Column, Sheet
 
 PERCENT = "accuracy"  # the metric that is shown in percent
+REASONS = {  # why LaS may not be ahead, and the artifacts whose runs say so
+    "Does LaS gain on longer sequences?": "length",
+    "Does it gain with fewer or with more samples?": "figure6",
+    "Does it hang on the side of the smoothing?": "side",
+}
 
 
 def list_artifacts(scale: Scale, records: Records) -> Sheet:
@@ -20,42 +27,59 @@ def list_artifacts(scale: Scale, records: Records) -> Sheet:
     sheet = Sheet(f"the paper at scale {scale}", columns)
     for name in ARTIFACTS:
         artifact = find_artifact(name)
-        command = f"longlens reproduce {name}" + (f" --scale {scale}" if scale != "mini" else "")
+        command, verdict = f"longlens reproduce {name}{_flag(scale)}", verdict_of(artifact, scale, records)
         if isinstance(artifact, Computed):
-            found = artifact.recorded(records.folder.parent)
-            counts = ["1", "0"] if found else ["0", "1"]
-            sheet.rows.append([name, artifact.claim, *counts, "", found.verdict if found else MISSING, command])
-            continue
-        known = plan(artifact.cells(scale), scale, records)
-        left = seconds_left(known, records)
-        time = "" if not known.missing else "unknown" if left is None else f"{left / 3600:.1f} h of one core"
-        verdict = verdict_of(artifact, scale, records)
-        failed = f", {len(known.failed)} failed" if known.failed else ""
-        counts = [str(len(known.done)), f"{known.missing}{failed}"]
+            counts, time = ["0", "1"] if verdict == MISSING else ["1", "0"], ""
+        else:
+            known = plan(artifact.cells(scale), scale, records)
+            left = seconds_left(known, records)
+            time = "" if not known.missing else "unknown" if left is None else f"{left / 3600:.1f} h of one core"
+            failed = f", {len(known.failed)} failed" if known.failed else ""
+            counts = [str(len(known.done)), f"{known.missing}{failed}"]
         sheet.rows.append([name, artifact.claim, *counts, time, verdict, command])
     return sheet
 
 
-def summary(scale: Scale, records: Records) -> Sheet:
-    """What is decided of the paper's claims, for a first look."""
-    sheet = Sheet("", [Column("the paper says", wrap=True), Column("here"), Column("in the paper")])
-    for name in ARTIFACTS:
-        artifact = find_artifact(name)
-        if isinstance(artifact, Computed):
-            found = artifact.recorded(records.folder.parent)
-            verdict = MISSING if found is None else f"{found.verdict}: {found.because}".removesuffix(": ")
-        else:
-            verdict = verdict_of(artifact, scale, records)
-        if verdict not in (MISSING, "no claim"):
-            sheet.rows.append([artifact.claim, verdict, artifact.place.partition(",")[0]])
+def summary(scale: Scale, records: Records, *, ours: bool = False) -> Sheet:
+    """What is decided of the paper's claims, or of the questions that it leaves open, for a first look."""
+    says = "what the paper leaves open" if ours else "the paper says"
+    sheet = Sheet("", [Column(says, wrap=True), Column("here"), Column("in the paper")])
+    for artifact in map(find_artifact, ARTIFACTS):
+        verdict = verdict_of(artifact, scale, records)
+        if verdict in (MISSING, "no claim") or ours != (isinstance(artifact, Study) and artifact.ours):
+            continue
+        if isinstance(artifact, Computed) and (found := artifact.recorded(records.folder.parent)) and found.because:
+            verdict = f"{verdict}: {found.because}"
+        sheet.rows.append([artifact.claim, verdict, re.split("[,;:]", artifact.place)[0]])
     return sheet
+
+
+def counts(scale: Scale, records: Records) -> str:
+    """How many claims have which verdict, and how differences compare with the paper's."""
+    studies = [artifact for artifact in map(find_artifact, ARTIFACTS) if isinstance(artifact, Study)]
+    claims = [(claim, study) for study in studies for claim in study.claims(scale)]
+    weighed = [(claim, weigh_claim(claim, study, scale, records)) for claim, study in claims]
+    found = [(claim, finding) for claim, finding in weighed if finding is not None]
+    verdicts = [finding.verdict for _, finding in found]
+    beside = [_beside_paper(claim, finding, _metric(claim, scale)) for claim, finding in found]
+    lines = [
+        f"Of {len(claims)} claims that are weighed by runs, {verdicts.count('holds')} hold, "
+        f"{verdicts.count('does not hold')} do not hold, {verdicts.count('not decided')} are not decided, and "
+        f"{len(claims) - len(found)} wait for runs."
+    ]
+    if any(beside):
+        lines.append(
+            f"Of {sum(claim.paper is not None for claim, _ in found)} differences with a figure in the paper, "
+            f"{beside.count(LESS)} are smaller than it and {beside.count(MORE)} larger, by more than chance would do."
+        )
+    return " ".join(lines)
 
 
 def study_sheets(study: Study, scale: Scale, records: Records) -> list[Sheet]:
     """The table of a study, its claims, and its settings."""
     cells = study.cells(scale)
-    sheets = [_table(study, cells, scale, records), _claims(study, scale, records), _settings(cells, scale, records)]
-    sheets.insert(1, _measures(study, scale, records))
+    sheets = [_table(study, cells, scale, records), _measures(study, scale, records)]
+    sheets += [_claims(study, scale, records), _settings(cells, scale, records)]
     return [sheet for sheet in sheets if sheet.rows]
 
 
@@ -107,37 +131,53 @@ def _number(metric: str, value: float) -> str:
 
 
 def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
-    columns = [Column("claim", wrap=True), Column("paper", 1, True), Column("here", 0, True), Column("error", 2, True)]
+    columns = [Column("claim", wrap=True), Column("paper", 1, True), Column("here", 0, True), Column("95 %", 2, True)]
     columns += [Column("p", 1, True), Column("seeds", 3, True), Column("samples", 3, True), Column("verdict")]
-    sheet = Sheet("Claims: the difference, and its standard error over seeds and test samples", columns)
+    sheet = Sheet("Claims: the difference, and where it lies in 95 % of cases, over seeds and test samples", columns)
     for claim in study.claims(scale):
-        metric = "" if claim.measures else claim.cells[0][1].config(scale, 0, None).task.metric
+        metric = _metric(claim, scale)
         published = "" if claim.paper is None else f"{claim.paper:+.2f}" if metric == PERCENT else f"{claim.paper:+.3g}"
         found = weigh_claim(claim, study, scale, records)
         if found is None:
             sheet.rows.append([claim.text, published, *[""] * 5, MISSING])
             continue
-        here, error = (f"{_number(metric, value)}" for value in (found.estimate, found.error))
-        here = here if here.startswith("-") else f"+{here}"
-        numbers = [here, error, f"{found.p:.2g}", str(found.seeds), f"{found.samples:,}" if found.samples else ""]
-        sheet.rows.append([claim.text, published, *numbers, found.verdict])
+        low, here, high = (_signed(metric, found.estimate + side * found.reach) for side in (-1, 0, 1))
+        numbers = [here, f"{low} … {high}", f"{found.p:.2g}", str(found.seeds)]
+        numbers.append(f"{found.samples:,}" if found.samples else "")
+        sheet.rows.append([claim.text, published, *numbers, found.verdict + _beside_paper(claim, found, metric)])
     return sheet
 
 
+def _metric(claim: Claim, scale: Scale) -> str:
+    return "" if claim.measures else claim.cells[0][1].config(scale, 0, None).task.metric
+
+
+def _signed(metric: str, value: float) -> str:
+    text = _number(metric, value)
+    return text if text.startswith("-") else f"+{text}"
+
+
+LESS, MORE = ", less than the paper's", ", more than the paper's"
+
+
+def _beside_paper(claim: Claim, found: Finding, metric: str) -> str:
+    """Whether the paper's difference lies outside of what chance explains."""
+    if claim.paper is None:
+        return ""
+    ahead = (claim.paper / 100 if metric == PERCENT else claim.paper) - found.estimate
+    return LESS if ahead > found.reach else MORE if -ahead > found.reach else ""
+
+
 def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
-    """What the fastest run of each task cost, and the learning rates that were chosen."""
-    columns = [
-        Column("task", wrap=True),
-        Column("parameters", 0, True),
-        Column("steps", 0, True),
-        Column("batch", 0, True),
-    ]
-    columns += [Column("test samples", 1, True), Column("minutes a run", 1, True), Column("learning rates", wrap=True)]
-    sheet = Sheet("Settings", columns)
-    by_task: dict[str, list[Cell]] = {}
+    """What the fastest run on each set cost, and the learning rates that were chosen."""
+    numbers = {"parameters": 0, "steps": 0, "batch": 0, "training samples": 1, "test samples": 1, "minutes a run": 1}
+    columns = [Column("task", wrap=True), *(Column(name, rank, number=True) for name, rank in numbers.items())]
+    sheet = Sheet("Settings", [*columns, Column("learning rates", wrap=True)])
+    by_set: dict[tuple[str, int | None], list[Cell]] = {}
     for cell in cells:
-        by_task.setdefault(cell.task, []).append(cell)
-    for group in by_task.values():
+        config = cell.config(scale, 0, None)
+        by_set.setdefault((config.task.title, config.training.train_samples), []).append(cell)
+    for (title, train_samples), group in by_set.items():
         runs = [run for cell in group for run in runs_of(cell, scale, records)]
         if not runs:
             continue
@@ -145,10 +185,11 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
         rates = ", ".join(f"{row} {rate:g}" for row, rate in chosen.items() if rate is not None)
         sheet.rows.append(
             [
-                runs[0].config.task.title,
+                title,
                 _range(runs, "parameters"),
                 _range(runs, "steps"),
                 str(runs[0].config.training.batch_size),
+                "all" if train_samples is None else f"{train_samples:,}",
                 _range(runs, "test_samples"),
                 f"{min(run.result['seconds'] for run in runs if run.result) / 60:.1f}",
                 rates or f"{runs[0].config.training.lr:g}",
@@ -172,13 +213,19 @@ INTRODUCTION = """# Results
 Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
-large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
+large in about 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
+
+{counts}
+At mini, models have 2 blocks of width 64 and see a few per cent of the paper's samples: that a difference is smaller or
+larger here says nothing of full training.
 """
 
 
 def _lines(scale: Scale, records: Records) -> Iterable[str]:
-    yield INTRODUCTION
-    yield summary(scale, records).to_markdown()
+    yield INTRODUCTION.format(counts=counts(scale, records))
+    for ours in (False, True):
+        yield from (summary(scale, records, ours=ours).to_markdown(), "")
+    yield from _reasons(scale, records)
     yield from ("", "All artifacts, and the runs that they are made of (`longlens reproduce --list`):", "")
     yield list_artifacts(scale, records).to_markdown()
     for name in ARTIFACTS:
@@ -189,27 +236,29 @@ def _lines(scale: Scale, records: Records) -> Iterable[str]:
             found = artifact.recorded(records.folder.parent)
             yield ""
             yield f"**{found.verdict}.** {' '.join(found.sentences)}" if found else f"**{MISSING}**"
+            for table in found.tables if found else ():
+                yield from ("", table)
         else:
+            if artifact.note:
+                yield from ("", artifact.note)
             for sheet in study_sheets(artifact, scale, records):
                 yield from ("", f"**{sheet.title}**", "", sheet.to_markdown())
-            yield from _reasons(artifact, scale, records)
         picture = picture_of(artifact, records.folder)
         if picture.is_file():
             yield from ("", f"![{artifact.title}]({picture.relative_to(records.folder.parent.parent).as_posix()})")
     yield from ("", *_environments(records))
 
 
-def _reasons(study: Study, scale: Scale, records: Records) -> Iterable[str]:
-    """Where a claim does not hold, or is not decided: what other runs say of likely reasons."""
-    if not any(verdict in verdict_of(study, scale, records) for verdict in ("does not hold", "not decided")):
-        return
-    for question, name in study.reasons.items():
-        other = find_artifact(name)
-        assert isinstance(other, Study)
-        yield from ("", f"{question} `longlens reproduce {name}{_flag(scale)}`:", "")
-        for claim in other.claims(scale):
-            found = weigh_claim(claim, other, scale, records)
-            yield f"- {claim.text}: {MISSING if found is None else found.verdict}"
+def _reasons(scale: Scale, records: Records) -> Iterable[str]:
+    """What runs say of likely reasons, where LaS is not ahead."""
+    yield from ("Where LaS is not ahead, why may that be?", "")
+    for question, name in REASONS.items():
+        study = find_artifact(name)
+        assert isinstance(study, Study)
+        yield f"- {question} (`longlens reproduce {name}{_flag(scale)}`)"
+        for claim in study.claims(scale):
+            found = weigh_claim(claim, study, scale, records)
+            yield f"  - {claim.text}: {MISSING if found is None else found.verdict}"
 
 
 def picture_of(artifact: Artifact, folder: Path) -> Path:

@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import mean
+from math import isnan, nan
 from typing import get_args
 
 import numpy as np
 
 from longlens.errors import BadInput
 from longlens.files import read_json
+from longlens.paper.index import Artifact, Computed
 from longlens.paper.records import Record, Records, record_name
-from longlens.paper.study import Cell, Claim, Scale, Study, Verdict
-from longlens.paper.verdict import Finding, weigh, weigh_seeds
+from longlens.paper.study import Cell, Claim, Scale, Study
+from longlens.reports.chance import Finding, Trial, Verdict, weigh, weigh_seeds
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.many import run_many
 from longlens.training.run import higher_is_better
@@ -23,17 +24,17 @@ VERDICTS = (*get_args(Verdict), MISSING)
 
 @dataclass
 class Plan:
-    """The runs of some cells: those that ended, those that can start, and how many must wait for the choice of a
-    learning rate."""
+    """The runs of some cells: those that ended, those that can start, and those that wait for the choice of a learning
+    rate."""
 
     done: list[Record] = field(default_factory=list)
     ready: list[Config] = field(default_factory=list)
     failed: list[Record] = field(default_factory=list)
-    waiting: int = 0
+    waiting: list[Config] = field(default_factory=list)  # at any rate
 
     @property
     def missing(self) -> int:
-        return len(self.ready) + self.waiting
+        return len(self.ready) + len(self.waiting)
 
 
 def plan(cells: Iterable[Cell], scale: Scale, records: Records) -> Plan:
@@ -57,14 +58,15 @@ def plan(cells: Iterable[Cell], scale: Scale, records: Records) -> Plan:
     return found
 
 
-def _configs(cell: Cell, scale: Scale, records: Records) -> tuple[list[Config], int]:
-    """The runs of a cell that are known now, and how many others there will be."""
+def _configs(cell: Cell, scale: Scale, records: Records) -> tuple[list[Config], list[Config]]:
+    """The runs of a cell that are known now, and the others that there will be."""
     tuned = cell.like or cell
     trials = _trials(tuned, scale)
     rate = chosen_rate(tuned, scale, records)
     if trials and rate is None:
-        return trials, cell.count(scale) - (cell is tuned)  # of the tuned one, the first seed is among the trials
-    return [*trials, *(cell.config(scale, seed, rate) for seed in range(cell.count(scale)))], 0
+        first = int(cell is tuned)  # of which the first seed is among the trials
+        return trials, [cell.config(scale, seed, None) for seed in range(first, cell.count(scale))]
+    return [*trials, *(cell.config(scale, seed, rate) for seed in range(cell.count(scale)))], []
 
 
 def _trials(cell: Cell, scale: Scale) -> list[Config]:
@@ -120,14 +122,23 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
     wanted = [cell.count(scale) for _, cell in claim.cells]
     if any(len(found) < count for (_, found), count in zip(terms, wanted, strict=True)):
         return None
-    return weigh(terms, study.score, claim.least)
+    metric = next(record.result["metric"] for _, found in terms for record in found if record.result)
+    return weigh([(weight, _trials_of(found, study.score)) for weight, found in terms], metric, claim.least)
 
 
-def verdict_of(study: Study, scale: Scale, records: Records) -> str:
+def _trials_of(records: list[Record], score: str) -> list[Trial]:
+    scores = {"test": lambda record: record.scores, "valid": lambda record: None}
+    return [Trial(record.result[score], scores[score](record)) for record in records if record.result]
+
+
+def verdict_of(artifact: Artifact, scale: Scale, records: Records) -> str:
     """Of all claims together: the verdict that all have, or how many have which: holds in 3, missing in 1."""
+    if isinstance(artifact, Computed):
+        found = artifact.recorded(records.folder.parent)
+        return MISSING if found is None else found.verdict
     counts: dict[str, int] = {}
-    for claim in study.claims(scale):
-        finding = weigh_claim(claim, study, scale, records)
+    for claim in artifact.claims(scale):
+        finding = weigh_claim(claim, artifact, scale, records)
         verdict = MISSING if finding is None else finding.verdict
         counts[verdict] = counts.get(verdict, 0) + 1
     if len(counts) < 2:
@@ -157,14 +168,14 @@ def run_cells(
 
 
 def seconds_left(found: Plan, records: Records) -> float | None:
-    """By the time of the fastest run of the same task, which shared its core the least; None if there is none."""
+    """By the fastest run of the same task and steps, which shared its core the least; None if one has none."""
 
     @cache
-    def usual(task: str) -> float | None:
-        known = [record.result["seconds"] for record in records.of_task(task) if record.result]
-        return min(known, default=None)
+    def usual(name: str, title: str, steps: int | None) -> float:
+        same = [run for run in records.of_task(name) if run.config.task.title == title]
+        known = [run.result["seconds"] for run in same if run.result and run.config.training.steps == steps]
+        return min(known, default=nan)
 
-    times = [usual(config.task.name) for config in found.ready]
-    if not times or any(time is None for time in times):
-        return None
-    return mean(time for time in times if time) * found.missing
+    left = (*found.ready, *found.waiting)
+    seconds = sum(usual(config.task.name, config.task.title, config.training.steps) for config in left)
+    return None if isnan(seconds) else seconds

@@ -29,8 +29,8 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def claims(scale: Scale) -> list[Claim]:
-    text = f"a Transformer that is trained on the validation set as well fits at least {FITTED:.0%} of it"
-    return [Claim(text, [(1.0, _cell(scale, True))], 1 - FITTED, FITTED)]
+    text = f"a Transformer that is trained on the validation set as well fits at least {100 * FITTED:g} % of it"
+    return [Claim(text, [(1.0, _cell(scale, True))], least=FITTED)]
 
 
 STUDY = Study(
@@ -41,4 +41,5 @@ STUDY = Study(
     cells=cells,
     claims=claims,
     score="valid",
+    note="At mini, 500 images of training and 500 of validation, seen 100 times; the paper has the whole benchmark.",
 )

@@ -13,15 +13,9 @@ from typing import Any, Literal, NamedTuple
 from longlens.training.config import Config, load_recipe
 
 Scale = Literal["smoke", "mini", "paper"]
-Verdict = Literal["holds", "does not hold", "not decided"]
 
 # At scale paper beside the rate of the recipe, as in Appendix A.
 RATES: Mapping[str, tuple[float, ...]] = {"smoke": (), "mini": (1e-3, 3e-3), "paper": (1e-3, 1e-4)}
-WHY = {  # why LaS may not be ahead at mini
-    "Does LaS gain on longer sequences?": "length",
-    "Does it gain with fewer or with more samples?": "figure6",
-    "Does it hang on the side of the smoothing?": "side",
-}
 SEEDS: Mapping[str, int] = {"smoke": 2, "mini": 3, "paper": 3}
 
 
@@ -119,7 +113,8 @@ class Study:
         cells: Cells at a scale.
         claims: Claims at a scale.
         paper: The paper's own figures, by row and column.
-        reasons: Why a claim may fail here, as questions, and the artifacts whose runs answer them.
+        ours: Whether the paper leaves the question open.
+        note: What a reader should know of its runs.
         axis: Name of the horizontal axis of a picture with a line for each row and a point for each column.
         score: What is compared: the test set, or the validation set.
         curves: Draw learning curves.
@@ -134,7 +129,8 @@ class Study:
     cells: Callable[[Scale], list[Cell]]
     claims: Callable[[Scale], list[Claim]]
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    ours: bool = False
+    note: str = ""
     axis: str | None = None
     score: Literal["test", "valid"] = "test"
     curves: bool = False

@@ -1,10 +1,14 @@
 """Table 2: accuracy on the Long Range Arena, beside the layers that the paper compares with."""
 
-from longlens.mixers.registry import list_mixers
-from longlens.paper.study import WHY, Cell, Claim, Scale, Study, better
+import itertools
 
-ARENA = ("listops", "text", "retrieval", "image", "pathfinder", "path-x")
+from longlens.mixers.registry import list_mixers
+from longlens.paper.study import Cell, Claim, Scale, Study, better
+
+ARENA: tuple[str, ...] = ("listops", "text", "retrieval", "image", "pathfinder", "path-x")
 MINI = ("image",)  # all layers on one task: see docs/reproduction.md
+TRANSFORMERS = ("transformer", "local", "reformer", "linformer", "bigbird", "performer", "luna")
+CONVOLUTIONS = ("s4-v1", "s4-v2", "sgconv", "long-conv", "mega", "mega-chunk")
 NAMES = {"transformer": "Transformer", "las": "LaS", "las-chunk": "LaS-chunk"}
 PAPER = {
     "transformer": (36.37, 64.27, 57.46, 42.44, 71.40),
@@ -37,19 +41,16 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def claims(scale: Scale) -> list[Claim]:
+    """Where the paper's own figures say so: LaS-chunk is behind on Pathfinder, and LaS has no figure on Path-X."""
+    pairs = [(ours, other) for other in TRANSFORMERS for ours in ("las", "las-chunk")]
+    pairs += [(other, "las") for other in CONVOLUTIONS]
+    known = dict.fromkeys((cell.mixer, cell.task) for cell in cells(scale))
     found = []
-    for cell in cells(scale):
-        if cell.mixer in ("local", "linformer", "performer", "reformer", "bigbird", "luna", "transformer"):
-            for ours in ("las", "las-chunk"):
-                place = ARENA.index(cell.task)
-                paper = PAPER[ours][place] - PAPER[cell.mixer][place] if place < 5 else None
-                text = f"{NAMES[ours]} is better than {cell.row} on {cell.task}"
-                found.append(better(text, _cell(ours, cell.task), cell, paper))
-        if cell.mixer in ("s4-v1", "s4-v2", "sgconv", "long-conv", "mega"):
-            place = ARENA.index(cell.task)
-            paper = PAPER[cell.mixer][place] - PAPER["las"][place] if place < 5 else None
-            text = f"{cell.row} is better than LaS on {cell.task}"
-            found.append(better(text, cell, _cell("las", cell.task), paper))
+    for task, (winner, loser) in itertools.product(dict.fromkeys(task for _, task in known), pairs):
+        first, second = (dict(zip(ARENA, PAPER[mixer], strict=False)).get(task, 0.0) for mixer in (winner, loser))
+        if {(winner, task), (loser, task)} <= known.keys() and first > second > 0:
+            ours, theirs = _cell(winner, task), _cell(loser, task)
+            found.append(better(f"{ours.row} is better than {theirs.row} on {task}", ours, theirs, first - second))
     return found
 
 
@@ -58,8 +59,8 @@ STUDY = Study(
     title="Long Range Arena: accuracy",
     place="Table 2, Section 5.1",
     claim="LaS and LaS-chunk are better than all Transformers, and global convolutions are better still.",
+    note="The paper's second Transformer, XFM (79.14 on Retrieval), is the same layer in another recipe: no row.",
     cells=cells,
     claims=claims,
-    reasons=WHY,
     paper={(NAMES.get(m, m), task): value for m, row in PAPER.items() for task, value in zip(ARENA, row, strict=False)},
 )

@@ -1,6 +1,6 @@
 """Table 4: what smoothing and decay contribute, beside ALiBi, in attention of small chunks (cT)."""
 
-from longlens.paper.study import WHY, Cell, Claim, Scale, Study, better, chunk_size
+from longlens.paper.study import Cell, Claim, Scale, Study, better, chunk_size
 
 TASKS = ("listops", "text", "retrieval", "image")
 ROWS = {
@@ -54,8 +54,9 @@ STUDY = Study(
     title="Ablation in chunks: accuracy",
     place="Table 4, Section 5.2",
     claim="Each operator contributes, and decay is better than ALiBi.",
+    note="Within a chunk the decay has little to act on, in the paper, too: with B = 0.001 and chunks of 128 the "
+    "steepest head keeps at least exp(-0.127) = 0.88 of any score, on Text 0.987. Mini keeps B times the chunk.",
     cells=cells,
     claims=claims,
-    reasons=WHY,
     paper={(row, task): value for row, mixer in ROWS.items() for task, value in zip(TASKS, PAPER[mixer], strict=True)},
 )

@@ -31,8 +31,9 @@ def claims(scale: Scale) -> list[Claim]:
 STUDY = Study(
     name="window-sweep",
     title="Window P of the smoothing: accuracy",
-    place="Section 4.2; Appendix A searches 3 and 5",
+    place="Section 4.1; Appendix A searches 3 and 5",
     claim="A short moving average helps.",
+    ours=True,
     cells=cells,
     claims=claims,
     axis="P",

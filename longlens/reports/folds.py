@@ -9,23 +9,16 @@ replicability of significance tests for comparing learning algorithms", PAKDD 20
 import math
 from collections.abc import Sequence
 from statistics import fmean, variance
-from typing import NamedTuple
 
 import numpy as np
 
+from longlens.reports.chance import Trial
 from longlens.training.config import Config
 from longlens.training.many import Outcome
 from longlens.training.run import higher_is_better, read_scores
 
 OF_A_FOLD = ("task.fold", "task.seed", "training.seed")  # in which runs of one layer differ
 Fold = tuple[int, ...]  # its number and the seeds of its repetition
-
-
-class Trial(NamedTuple):
-    """What a layer or a baseline reaches on the test set of a fold."""
-
-    value: float
-    right: np.ndarray | None = None  # (N,) whether each sample is, if that is the metric
 
 
 def fold_count(outcomes: Sequence[Outcome]) -> int | None:
@@ -40,7 +33,7 @@ def fold_of(config: Config) -> Fold:
 
 
 def trials(outcomes: Sequence[Outcome]) -> dict[Fold, Trial]:
-    """Of one layer, by fold and repetition."""
+    """Of one layer, by seed, and by fold if there are such."""
     found = {}
     for outcome in outcomes:
         if outcome.result is not None and outcome.result["test"] is not None:

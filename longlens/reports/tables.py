@@ -9,7 +9,8 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from longlens.errors import BadInput, LongLensError
-from longlens.reports.folds import OF_A_FOLD, Fold, Trial, compare_trials, fold_count, fold_of, trials
+from longlens.reports.chance import LEVEL, Finding, Trial, weigh, weigh_samples
+from longlens.reports.folds import OF_A_FOLD, Fold, compare_trials, fold_count, fold_of, trials
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.config import Config
 from longlens.training.many import Outcome
@@ -25,7 +26,6 @@ from longlens.training.run import (
 if TYPE_CHECKING:
     from longlens.reports.baselines import Baseline
 
-LEVEL = 0.05  # chance alone would do as well in fewer cases
 ACCURACIES = ("balanced-accuracy", "macro-f1")  # are shown in percent
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
 RANKS = {"test": 0, "valid": 1, "last": 6, "params": 2, "steps": 7, "tokens/s": 4, "memory": 5, "time": 3}
@@ -156,11 +156,7 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
             chance = "" if p is not None and p < LEVEL else ": it may be chance"
             yield f"{line}, over {folds} folds{'' if p is None else f' (p = {p:.2g})'}{chance}"
             return
-        error, how = _standard_error(best, next_best)
-        if error is not None:
-            line += f"; two standard errors of the difference, {how}, are {show_metric(metric, 2 * error)}"
-            line += "" if abs(first - second) > 2 * error else ": it may be chance"
-        yield line
+        yield line + _said_of_chance(_difference(best, next_best, metric))
     if min(len(best), len(next_best)) == 1:
         yield "one seed each: another seed may order them otherwise (--seeds 0 1 2)"
 
@@ -271,16 +267,25 @@ def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     return sorted(groups, key=lambda group: mean(_scores(group, key)), reverse=better)
 
 
-def _standard_error(*groups: list[Outcome]) -> tuple[float | None, str]:
-    """Of the difference of two means: by the spread over seeds, or of one seed by the number of test samples."""
-    scores = [_scores(group, "test") for group in groups]
-    if min(map(len, scores)) > 1:
-        return math.sqrt(sum(stdev(group) ** 2 / len(group) for group in scores)), "by the spread over seeds"
-    samples = (groups[0][0].result or {})["test_samples"]
-    if _metric(groups[0]) != "accuracy":
-        return None, ""
-    error = math.sqrt(sum(mean(group) * (1 - mean(group)) / samples for group in scores))
-    return error, f"with {samples:,} test samples"
+def _difference(best: list[Outcome], next_best: list[Outcome], metric: str) -> Finding | None:
+    """Of two layers, over the seeds that both have; of one seed, over the test samples."""
+    first, second = trials(best), trials(next_best)
+    pairs = [(first[key], second[key]) for key in first if key in second]
+    if not pairs:
+        return None
+    if len(pairs) == 1 and metric == "accuracy":
+        ((one, other),) = pairs
+        if one.right is not None and other.right is not None and len(one.right) == len(other.right):
+            return weigh_samples(one.right.astype(float) - other.right)
+    return weigh([(1.0, [one for one, _ in pairs]), (-1.0, [other for _, other in pairs])], metric)
+
+
+def _said_of_chance(found: Finding | None) -> str:
+    if found is None or math.isnan(found.p):
+        return ""
+    over = [f"{found.seeds} seeds"] if found.seeds > 1 else []
+    over += [f"{found.samples:,} test samples"] if found.samples else []
+    return f" (p = {found.p:.2g} over {' and '.join(over)})" + ("" if found.p < LEVEL else ": it may be chance")
 
 
 def _scores(group: list[Outcome], key: str) -> list[Any]:

@@ -14,8 +14,8 @@ from longlens.errors import BadInput
 from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, Found, find_artifact
 from longlens.paper.records import Records
-from longlens.paper.report import list_artifacts, picture_of, study_sheets, write_results
-from longlens.paper.run import chosen_rate, plan, run_cells, runs_of, verdict_of
+from longlens.paper.report import REASONS, list_artifacts, picture_of, study_sheets, write_results
+from longlens.paper.run import Plan, chosen_rate, plan, run_cells, runs_of, seconds_left, verdict_of
 from longlens.paper.study import Cell, Claim, Study, better
 from longlens.tasks.base import create_task
 from longlens.training.config import Runtime
@@ -74,6 +74,7 @@ def test_cells_build_at_every_scale():
             for claim in study.claims(scale):
                 wanted = {str(cell.config(scale, 0, None).values()) for cell in cells}
                 assert {str(cell.config(scale, 0, None).values()) for _, cell in claim.cells} <= wanted
+                assert claim.paper is None or claim.paper > 0, "no claim is against the paper's own figures"
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def study(monkeypatch):
 def test_learning_rates_are_chosen_on_validation(study, here, tmp_path):
     las, plain, wide = study.cells("smoke")
     empty = plan(study.cells("smoke"), "smoke", Records(tmp_path / "results" / "smoke"))
-    assert (len(empty.ready), empty.waiting) == (4, 4), (
+    assert (len(empty.ready), len(empty.waiting)) == (4, 4), (
         "two rates of two cells; a second seed of each, and two of the third"
     )
     records = run(study, tmp_path)
@@ -141,6 +142,7 @@ def reported(study, monkeypatch):
     known = {"any": study, "counted": computed}
     monkeypatch.setattr(report, "ARTIFACTS", tuple(known))
     monkeypatch.setattr(report, "find_artifact", known.get)
+    monkeypatch.setattr(report, "REASONS", {"Is it this?": "any"})
     return known
 
 
@@ -165,22 +167,45 @@ def test_a_report_is_the_same_from_the_same_records(reported, here, tmp_path):
     assert "| missing |\n" in without
 
 
-def test_a_claim_that_fails_is_followed_by_what_may_explain_it(reported, here, tmp_path):
+def test_the_report_says_how_many_claims_hold_and_why_others_may_not(reported, here, tmp_path):
     (las, *_) = reported["any"].cells("smoke")
-    impossible, sure = (Claim("accuracy", [(1.0, las)], least=least) for least in (2.0, -2.0))
-    for claim, verdict in ((impossible, "does not hold"), (sure, "holds")):
-        reported["any"] = dataclasses.replace(
-            reported["any"], claims=lambda scale, claim=claim: [claim], reasons={"Is it this?": "any"}
-        )
+    for least, paper, verdict, counts in (
+        (2.0, None, "does not hold", "Of 1 claims that are weighed by runs, 0 hold, 1 do not hold"),
+        (-2.0, 1000.0, "holds, less than the paper's", "1 are smaller than it and 0 larger"),
+        (-2.0, -1000.0, "holds, more than the paper's", "0 are smaller than it and 1 larger"),
+    ):
+        claim = Claim("accuracy", [(1.0, las)], paper, least=least)
+        reported["any"] = dataclasses.replace(reported["any"], claims=lambda scale, claim=claim: [claim])
         records = run(reported["any"], tmp_path)
-        assert verdict_of(reported["any"], "smoke", records) == verdict
-        why = "Is it this? `longlens reproduce any --scale smoke`:\n\n- accuracy: does not hold\n"
-        assert (why in write_results("smoke", records)) == (verdict == "does not hold")
+        assert verdict_of(reported["any"], "smoke", records) == verdict.partition(",")[0]
+        text = write_results("smoke", records)
+        assert counts in text
+        assert f"| {verdict} |\n" in text
+        answer = f"  - accuracy: {verdict.partition(',')[0]}\n"
+        assert f"- Is it this? (`longlens reproduce any --scale smoke`)\n{answer}" in text
 
 
 def test_reasons_are_studies():
-    for name in STUDIES:
-        assert set(find_artifact(name).reasons.values()) <= set(STUDIES)
+    assert set(REASONS.values()) <= set(STUDIES)
+
+
+def test_times_are_those_of_the_same_set_and_steps(study, here, tmp_path):
+    records = run(study, tmp_path)
+    for number, record in enumerate(records.found.values()):
+        record.result["seconds"] = 100.0 + number
+    las, *_ = study.cells("smoke")
+    assert seconds_left(Plan(ready=[las.config("smoke", 7, None)]), records) == 100.0
+    longer = dataclasses.replace(las, changes={**las.changes, "training.steps": 77})
+    assert seconds_left(Plan(waiting=[longer.config("smoke", 0, None)]), records) is None
+
+
+def test_settings_are_those_of_each_set(study, here, tmp_path):
+    las, *_ = study.cells("smoke")
+    fewer = dataclasses.replace(las, changes={**las.changes, "training.train_samples": 16}, like=las, column="16")
+    both = dataclasses.replace(study, cells=lambda scale: [las, fewer])
+    settings = study_sheets(both, "smoke", run(both, tmp_path))[-1]
+    place = [column.name for column in settings.columns].index("training samples")
+    assert [row[place] for row in settings.rows] == ["all", "16"]
 
 
 def test_bad_names(tmp_path):

@@ -250,7 +250,7 @@ def test_a_page_of_the_records_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["report", "--results", str(ROOT / "results")])
     text = (tmp_path / "page" / "index.html").read_text()
-    assert "Random kernels of S4, MEGA and SGConv decay" in text
+    assert "Kernels of S4, MEGA and SGConv decay" in text
     assert len(text) < 5e6
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text.partition('<script type="application/json"')[0])
 
