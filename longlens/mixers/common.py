@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
     """Refuse what is not (B, L, D) with a boolean mask (B, L) or None."""
-    for name, given in (("x", x), ("mask", mask)):
-        if given is not None and not isinstance(given, Tensor):
-            raise TypeError(f"{name} must be a Tensor, got a {type(given).__name__}")
+    _check_numbers(x)
+    if mask is not None and not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a Tensor, got a {type(mask).__name__}")
     if x.ndim != 3 or x.shape[-1] != d_model:
         raise BadInput(f"x must have the shape (batch, length, {d_model}), got {tuple(x.shape)}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
@@ -38,10 +38,22 @@ def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
 
 def check_step(x: Tensor, d_model: int, *, causal: bool) -> None:
     """Refuse what is not one token of each sequence, (B, D)."""
-    if not causal:
-        raise BadInput("step needs a causal layer: this one sees both sides")
+    check_causal("step", causal)
+    _check_numbers(x)
     if x.ndim != 2 or x.shape[-1] != d_model:
         raise BadInput(f"x must have the shape (batch, {d_model}) in a step, got {tuple(x.shape)}")
+
+
+def check_causal(what: str, causal: bool) -> None:
+    if not causal:
+        raise BadInput(f"{what} needs a causal layer: this one sees both sides")
+
+
+def _check_numbers(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a Tensor, got a {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a floating-point tensor, got {x.dtype}")
 
 
 def check_heads(d_model: int, heads: int, name: str = "heads") -> None:
@@ -154,13 +166,15 @@ class MultiHead(nn.Module):
         """The weights (B, H, L, L) that multiply the values, for pictures, not for speed. What a head gives is linear
         in its values, so a 1 in the place of a value shows the weights of its position."""
         check_inputs(x, mask, self.d_model)
+        layer = copy(self)
+        layer.training = False  # no dropout
         query, key, value = self._project(hide_padding(x, mask))
         length, width = value.shape[-2:]
         columns = []
         for first in range(0, length, width):  # as many positions at a time as a value has numbers
             ones = torch.eye(length, width, device=value.device, dtype=value.dtype).roll(first, dims=0)
             ones[:first] = 0.0  # what has gone around the end
-            columns.append(self.attend(query, key, ones.expand_as(value), mask))
+            columns.append(layer.attend(query, key, ones.expand_as(value), mask))
         return torch.cat(columns, dim=-1)[..., :length]
 
     def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,8 +214,14 @@ class CachedAttention(MultiHead):
         return not self.bidirectional and (self.side == "past" or self.window in (None, 1))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: "LaSCache | None" = None) -> Tensor:
-        """As other layers, or after what is in a cache, to which the tokens of ``x`` are added: in any number of parts,
-        a sequence gives the same as whole. A new chunk forgets what came before."""
+        """As other layers, or after what is in a cache: in any number of parts, a sequence gives the same as whole. A
+        new chunk forgets what came before.
+
+        Args:
+            x: Tokens, (B, L, D), which attend to each other: there is no other query, key or value.
+            mask: (B, L), True for tokens, False for padding, which no token then sees; None if all are tokens.
+            cache: The tokens before those of ``x``, which are added to it; None for a whole sequence.
+        """
         if cache is None:
             return super().forward(x, mask=mask)
         check_inputs(x, mask, self.d_model)
@@ -314,17 +334,24 @@ class Convolution(nn.Module):
 
 
 class StateSpace(Convolution):
-    """A convolution whose kernel is that of a linear recurrence, so that it can also run step by step."""
+    """A convolution whose kernel is that of a linear recurrence, so that it can also run step by step. A layer derives
+    from it and writes ``kernel``, ``constants`` and ``recur``."""
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """(B, D) and what came before, None at the start -> (B, D) and the next state."""
+        """(B, D) and what came before, None at the start -> (B, D) and the next state: the constants, which the first
+        step computes for all sequences and steps, and the past of each sequence."""
         check_step(x, self.d_model, causal=not self.bidirectional)
-        y, state = self.recur(x, state)
-        return self._out((y + self.skip * x).unsqueeze(1)).squeeze(1), state
+        constants, past = (self.constants(), None) if state is None else state
+        y, past = self.recur(x, past, *constants)
+        return self._out((y + self.skip * x).unsqueeze(1)).squeeze(1), (constants, past)
 
     @abstractmethod
-    def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """A step of the kernel alone."""
+    def constants(self) -> tuple[Any, ...]:
+        """What steps need of the parameters."""
+
+    @abstractmethod
+    def recur(self, x: Tensor, past: Any, *constants: Any) -> tuple[Tensor, Any]:
+        """A step of the kernel alone: (B, D) and the past, None at the start -> (B, D) and the next past."""
 
 
 def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:

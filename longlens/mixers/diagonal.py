@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.mixers.common import StateSpace, check_inputs, hide_padding
+from longlens.mixers.common import StateSpace, check_causal, check_inputs, hide_padding
 from longlens.ops.checks import at_least_float32
-from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, decay_factors, step_exponentials, sum_of_exponentials
 from longlens.ops.hippo import dplr_legs
 from longlens.ops.scan import linear_scan
 
@@ -33,9 +33,15 @@ class DiagonalSpace(StateSpace):
     def kernel(self, length: int) -> Tensor:
         return sum_of_exponentials(*self.modes(), length)
 
-    def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The state is (B, D, N)."""
-        return step_exponentials(*self.modes(), x, state)
+    def constants(self) -> tuple[Any, ...]:
+        """The weights (D, N), and what is left of each exponential after a step, (D or 1, N)."""
+        weights, rates = self.modes()
+        return weights, decay_factors(rates)
+
+    def recur(self, x: Tensor, past: Any, *constants: Any) -> tuple[Tensor, Any]:
+        """The past is (B, D, N)."""
+        weights, decay = constants
+        return step_exponentials(weights, decay, x, past)
 
 
 def s4d_frequencies(init: Literal["lin", "inv", "legs"], state_size: int) -> Tensor:
@@ -76,8 +82,8 @@ class DiagonalRecurrence(StateSpace):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
         x = hide_padding(x, mask)
-        rates, into, out = self.recurrence()
-        decay, inputs = torch.exp(rates), _to_complex(x, into)
+        decay, into, out = self.constants()
+        inputs = _to_complex(x, into)
         states = linear_scan(decay, inputs)
         if self.bidirectional:
             states = torch.cat([states, linear_scan(decay, inputs, reverse=True)], dim=-1)
@@ -96,18 +102,26 @@ class DiagonalRecurrence(StateSpace):
         past = torch.cat([past[:, :1] + later[0][:, :1], past[:, 1:]], dim=1)  # both scans see the present
         return torch.cat([past, later[0][:, 1:]])
 
-    def recur(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The state is h, (B, N)."""
+    def constants(self) -> tuple[Tensor, Tensor, Tensor]:
+        """a, B and C."""
         rates, into, out = self.recurrence()
-        inputs = _to_complex(x, into)
-        state = inputs if state is None else torch.exp(rates) * state + inputs
-        return _to_real(state, out).to(x.dtype), state
+        return torch.exp(rates), into, out
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, past: Tensor | None, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """The past is h, (B, N)."""
+        decay, into, out = constants
+        inputs = _to_complex(x, into)
+        past = inputs if past is None else decay * past + inputs
+        return _to_real(past, out).to(x.dtype), past
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, Any]:
+        check_causal("prefill", not self.bidirectional)
         check_inputs(x, None, self.d_model)
-        rates, into, out = self.recurrence()
-        states = linear_scan(torch.exp(rates), _to_complex(x, into))
-        return self._out(_to_real(states, out).to(x.dtype) + self.skip * x), states[:, -1]
+        if x.shape[1] == 0:
+            return self(x), None
+        constants = decay, into, out = self.constants()
+        states = linear_scan(decay, _to_complex(x, into))
+        return self._out(_to_real(states, out).to(x.dtype) + self.skip * x), (constants, states[:, -1])
 
 
 def diagonal_recurrence_reference(decay: Tensor, into: Tensor, out: Tensor, x: Tensor) -> Tensor:

@@ -138,18 +138,25 @@ class DSS(DiagonalSpace):
             return super().kernel(length)
         return dss_softmax_kernel(*self.system(), length, self.softmax_length)
 
-    def recur(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The state is (B, D, N), and for a softmax the number of steps so far."""
+    def constants(self) -> tuple[Any, ...]:
+        """Beside the weights and factors, the rates (D, N) of the exponentials that grow, None if there are none."""
         if self.variant == "exp":
-            return super().recur(x, state)
-        past, t = (None, 0) if state is None else state
-        # What grows is summed as exp(rate·j)·u_j for step j and read with exp(rate·(M - 1 - t)): neither overflows.
+            return *super().constants(), None
         weights, rates, grows = dss_softmax_modes(*self.system(), self.softmax_length)
-        growing, decaying = torch.where(grows, rates, 0), torch.where(grows, 0, rates)
-        inputs = torch.exp(growing * t) * at_least_float32(x).unsqueeze(-1)
-        past = inputs if past is None else torch.exp(decaying) * past + inputs
-        read = torch.exp(growing * (self.softmax_length - 1 - t))
-        return (weights * read * past).real.sum(dim=-1).to(x.dtype), (past, t + 1)
+        decay = torch.exp(torch.where(grows, 0, rates))
+        some = torch.compiler.is_compiling() or grows.any()  # a traced tensor has no values to look at
+        return weights, decay, torch.where(grows, rates, 0) if some else None
+
+    def recur(self, x: Tensor, past: Any, *constants: Any) -> tuple[Tensor, Any]:
+        """The past is (B, D, N), and if some exponentials grow, the number of steps so far."""
+        weights, decay, growing = constants
+        if growing is None:
+            return super().recur(x, past, weights, decay)
+        # What grows is summed as exp(rate·j)·u_j for step j and read with exp(rate·(M - 1 - t)): neither overflows.
+        states, t = (0, 0) if past is None else past
+        states = decay * states + torch.exp(growing * t) * at_least_float32(x).unsqueeze(-1)
+        weights = weights * torch.exp(growing * (self.softmax_length - 1 - t))
+        return (weights * states).real.sum(dim=-1).to(x.dtype), (states, t + 1)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """w (K, N), Λ (N,) and λ (D, N)."""

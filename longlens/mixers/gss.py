@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import at_least_float32
-from longlens.ops.exponentials import as_complex, step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import as_complex, decay_factors, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.options import Positive, Size
 
@@ -76,6 +76,7 @@ class GSS(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
         gate, u = self._project(x)
         u = hide_padding(u, mask)
         return self._out(long_conv(u, self.kernel(u.shape[1])) + self.skip * u, gate)
@@ -84,7 +85,8 @@ class GSS(nn.Module):
         """The state is (B, H, N)."""
         check_step(x, self.d_model, causal=True)
         gate, u = self._project(x)
-        y, state = step_exponentials(*self.modes(), u, state)
+        weights, rates = self.modes()
+        y, state = step_exponentials(weights, decay_factors(rates), u, state)
         return self._out(y + self.skip * u, gate), state
 
     def kernel(self, length: int) -> Tensor:

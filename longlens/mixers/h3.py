@@ -12,7 +12,7 @@ A head is d channels, with S (d, d); for d = 1 all products are elementwise.
 """
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from longlens.mixers.common import check_heads, check_inputs, check_step, hide_padding, log_uniform_
 from longlens.mixers.diagonal import s4d_frequencies, s4d_modes, s4d_system
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import decay_factors, step_exponentials, sum_of_exponentials
 from longlens.ops.long_conv import long_conv
 from longlens.options import Even, Positive, Size
 
@@ -102,6 +102,7 @@ class H3(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         key, value = hide_padding(key, mask), hide_padding(value, mask)
         memory = self._write(long_conv(key, self.shift_kernel()) + self.key_skip * key, value)
@@ -119,17 +120,25 @@ class H3(nn.Module):
         """(D/d, length): the kernels of the diagonal state space, one for each head."""
         return sum_of_exponentials(*s4d_modes(*self.system(), "bilinear"), length)
 
-    def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The state is the last N keys (B, N, D), latest first, and that of the diagonal state space (B, D·d, N/2)."""
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """The state is the constants, which the first step computes for all sequences and steps, the last N keys
+        (B, N, D), latest first, and that of the diagonal state space (B, D·d, N/2)."""
         check_step(x, self.d_model, causal=True)
-        keys, states = (x.new_zeros(len(x), *self.taps.T.shape), None) if state is None else state
+        if state is None:
+            state = self.constants(), x.new_zeros(len(x), *self.taps.T.shape), None
+        constants, keys, states = state
+        shift, weights, decay = constants
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
         keys = torch.cat([key.unsqueeze(1), keys[:, :-1]], dim=1)
-        memory = self._write((self.shift_kernel().T * keys).sum(1) + self.key_skip * key, value)
-        modes = s4d_modes(*self.system(), "bilinear")
-        weights, rates = (part.repeat_interleave(self.head_dim**2, dim=0) for part in modes)
-        recalled, states = step_exponentials(weights, rates, memory, states)
-        return self._read(query, recalled, memory), (keys, states)
+        memory = self._write((shift * keys).sum(1) + self.key_skip * key, value)
+        recalled, states = step_exponentials(weights, decay, memory, states)
+        return self._read(query, recalled, memory), (constants, keys, states)
+
+    def constants(self) -> tuple[Tensor, Tensor, Tensor]:
+        """s (N, D), and the weights and factors of the exponentials, (D·d, N/2)."""
+        weights, rates = s4d_modes(*self.system(), "bilinear")
+        weights, decay = (part.repeat_interleave(self.head_dim**2, dim=0) for part in (weights, decay_factors(rates)))
+        return self.shift_kernel().T, weights, decay
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """C (D/d, N/2), A (D/d or 1, N/2) and Δ (D/d, 1) of the diagonal state space."""

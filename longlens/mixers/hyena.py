@@ -141,6 +141,7 @@ class Hyena(nn.Module):
         check_inputs(x, mask, self.d_model)
         if x.shape[1] == 0:  # the short convolution refuses it
             return self.out_proj(x)
+        x = hide_padding(x, mask)
         projected = F.pad(hide_padding(self.in_proj(x), mask), (0, 0, 2, 0))
         projected = self.short(projected.transpose(1, 2).unsqueeze(2)).squeeze(2).transpose(1, 2)
         query, *gates, value = projected.chunk(self.order + 1, dim=-1)

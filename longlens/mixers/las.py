@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.mixers.common import CachedAttention, check_inputs
+from longlens.mixers.common import CachedAttention, check_heads, check_inputs, hide_padding
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import AttentionOptions
 from longlens.ops.decay import decay_rates
@@ -63,6 +63,7 @@ PART = 512  # tokens that go together through a cache whose far past is folded
 class LaSAttention(CachedAttention):
     """Multi-head self-attention whose scores decay with distance and whose weights are smoothed. (B, L, D) ->
     (B, L, D), with the parameters of attention. With ``max_rate=0`` and ``window=None`` it *is* plain causal attention.
+    It is called as ``layer(x, mask=tokens)``; ``replace_attention`` serves models with ``nn.MultiheadAttention``.
 
     Args:
         embed_dim: Width D, a multiple of the number of heads.
@@ -91,6 +92,7 @@ class LaSAttention(CachedAttention):
         tolerance: Positive | None = None,
         **factory: Unpack[Factory],
     ) -> None:
+        check_heads(embed_dim, num_heads, "num_heads")
         if schedule == "literal" and not 0 < max_rate < 1:
             raise BadInput(f"max_rate must be a number between 0 and 1 for schedule=literal, got {max_rate}")
         if tolerance is not None and (bidirectional or dropout > 0):
@@ -117,9 +119,10 @@ class LaSAttention(CachedAttention):
             return super().proceed(query, key, value, cache)
         return cache.attend(query, key, value, self.window, self.rates, self.tolerance)
 
+    @torch.no_grad()
     def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The weights (B, H, L, L) that multiply the values, by the paper's formula: for pictures, not for speed."""
         check_inputs(x, mask, self.d_model)
         options: AttentionOptions = self.attention_options(mask) | {"decay": self.rates, "dropout_p": 0.0}
-        _, weights = las_attention_reference(*self._project(x), return_weights=True, **options)
+        _, weights = las_attention_reference(*self._project(hide_padding(x, mask)), return_weights=True, **options)
         return weights

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from longlens.mixers.common import StateSpace, log_uniform_
 from longlens.mixers.registry import Factory, Traits, register
-from longlens.ops.checks import working_dtype
+from longlens.ops.checks import no_autocast, without_autocast, working_dtype
 from longlens.ops.hippo import hippo_legs
 from longlens.options import Is, Positive, Size
 
@@ -123,14 +123,18 @@ class LSSL(StateSpace):
         return *discretize(a, b, self.log_dt.to(dtype).exp(), self.alpha), self.c.to(dtype)
 
     def kernel(self, length: int) -> Tensor:
-        with torch.autocast(self.c.device.type, enabled=False):
+        with without_autocast(self.c.device.type):
             return lssl_kernel(*self.system(), length)
 
-    def recur(self, x: Tensor, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The state is (B, D, N), and Ā (D, N, N) and B̄ (D, N), which are computed only once."""
-        with torch.autocast(x.device.type, enabled=False):
-            a, b = self.system()[:2] if state is None else state[1:]
-            states = a.new_zeros(x.shape[0], *b.shape) if state is None else state[0]
-            # (D, B, N) by (D, N, N), one matrix for each channel
-            states = (states.transpose(0, 1) @ a.mT).transpose(0, 1) + b * x.unsqueeze(-1)
-            return (self.c.to(states.dtype) * states).sum(-1).to(x.dtype), (states, a, b)
+    def constants(self) -> tuple[Tensor, Tensor, Tensor]:
+        with without_autocast(self.c.device.type):
+            return self.system()
+
+    @no_autocast
+    def recur(self, x: Tensor, past: Tensor | None, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """The past is (B, D, N)."""
+        a, b, c = constants
+        past = a.new_zeros(x.shape[0], *b.shape) if past is None else past
+        # (D, B, N) by (D, N, N), one matrix for each channel
+        past = (past.transpose(0, 1) @ a.mT).transpose(0, 1) + b * x.unsqueeze(-1)
+        return (c * past).sum(-1).to(x.dtype), past

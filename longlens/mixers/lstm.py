@@ -59,8 +59,10 @@ class LSTM(nn.Module):
         y, state = self._recur(x.unsqueeze(1), state)
         return self.out_proj(y.squeeze(1)), state
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         check_inputs(x, None, self.d_model)
+        if x.shape[1] == 0:
+            return self(x), None
         y, state = self._recur(x, None)
         return self.out_proj(y), state
 

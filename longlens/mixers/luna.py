@@ -110,7 +110,7 @@ class LunaAttention(nn.Module):
             weights = weights * mask[:, None, :, None]
             count = mask.cumsum(1).clamp_min(1)[:, None, :, None]
         query, context = (self._split(projection(x)) for projection in (self.q_proj, self.c_proj))
-        scores = causal_product(query * query.shape[-1] ** -0.5 / count, context, weights)
+        scores = causal_product(query * query.shape[-1] ** -0.5, context, weights) / count
         attention = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
         return (causal_product(attention, weights, context) / count).to(query.dtype)
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from longlens.errors import BadInput
 from longlens.mixers.common import check_inputs, check_step, hide_padding
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
-from longlens.ops.exponentials import step_exponentials, sum_of_exponentials
+from longlens.ops.exponentials import decay_factors, step_exponentials, sum_of_exponentials
 from longlens.ops.grow import grow
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
@@ -123,7 +123,8 @@ class MovingAverage(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, D) and the N averages of each channel so far, (B, D, N) -> (B, D) and the next averages."""
-        y, state = step_exponentials(*ema_terms(*self.parts), x, state)
+        weights, rates = ema_terms(*self.parts)
+        y, state = step_exponentials(weights, decay_factors(rates), x, state)
         return F.silu(y + self.omega * x), state
 
 

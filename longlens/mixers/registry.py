@@ -4,7 +4,8 @@ A mixer is an ``nn.Module`` from (B, L, D) to (B, L, D), called as ``mixer(x, ma
 True for tokens and False for padding, or None. The parameters of its ``__init__`` are its options; a name is a preset
 of a layer. It is causal, unless its attribute ``causal`` is False or ``bidirectional`` is True. Some also have
 
-- ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state;
+- ``step(x, state=None)``: one token of each sequence, (B, D), and what came before -> (B, D) and the next state, which
+  may hold what the first step computed of the parameters: where these change, a new text starts;
 - ``prefill(x)``: the first tokens, (B, n, D), in parallel -> (B, n, D), as of ``forward``, and the state of ``step``;
 - ``kernel(length)``: the weights (channels, length) of a convolution with the inputs 0, 1, … steps back; for both sides
   (2·channels, length), of which the second half are the weights of the inputs 1, 2, … steps later;
@@ -28,7 +29,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from longlens.errors import BadInput
-from longlens.options import REQUIRED, Option, check_options, options_of, without_none
+from longlens.options import REQUIRED, Option, check_options, nearest, options_of, without_none
 from longlens.registry import Registry, read_skeleton
 
 if TYPE_CHECKING:
@@ -132,7 +133,12 @@ def build_layer(layer: "type[nn.Module]", d_model: int, options: Mapping[str, An
     values = {names.get(name, name): value for name, value in options.items()}
     others = {"max_length": MAX_LENGTH, **others}
     values |= {name: value for name, value in others.items() if name in known or name not in NOT_OPTIONS}
-    return layer(d_model, **values)
+    try:
+        return layer(d_model, **values)
+    except BadInput as error:  # about the options that we were given
+        for ours, name in names.items():
+            error.args = (str(error).replace(name, ours),)
+        raise
 
 
 def register(
@@ -205,6 +211,8 @@ def layer_options(layer: type, name: str) -> dict[str, Option]:
 
 def _with_checks(layer: _Layer) -> _Layer:
     """The layer, whose arguments are checked by the types of its signature."""
+    from torch import nn
+
     initialize, signature = layer.__init__, _full_signature(layer.__init__)
     if hasattr(initialize, "__wrapped__"):  # it has another name already
         return layer
@@ -212,7 +220,12 @@ def _with_checks(layer: _Layer) -> _Layer:
 
     @wraps(initialize)
     def checked(*args: Any, **values: Any) -> None:
-        given = signature.bind(*args, **values)
+        try:
+            given = signature.bind(*args, **values)
+        except TypeError as error:
+            unknown = next((name for name in values if name not in signature.parameters), None)
+            hint = "" if unknown is None else f"; {nearest(unknown, list(signature.parameters)[1:])}"
+            raise TypeError(f"{layer.__name__}: {error}{hint}") from None
         for name, option in options.items():
             if name in given.arguments:
                 given.arguments[name] = option.check(given.arguments[name])
@@ -222,7 +235,8 @@ def _with_checks(layer: _Layer) -> _Layer:
 
     checked.__dict__["__signature__"] = signature
     layer.__init__ = checked
-    layer.extra_repr = lambda self: ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+    if layer.extra_repr is nn.Module.extra_repr:
+        layer.extra_repr = lambda self: ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
     return layer
 
 

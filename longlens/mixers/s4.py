@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from longlens.mixers.common import StateSpace, check_heads, log_uniform_
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
-from longlens.ops.checks import working_dtype
+from longlens.ops.checks import no_autocast, without_autocast, working_dtype
 from longlens.ops.decay import widest_dtype
 from longlens.ops.exponentials import grouped_exponentials
 from longlens.ops.hippo import clip_inputs, dplr_legs
@@ -55,7 +55,7 @@ def s4_kernel(rates: Tensor, p: Tensor, b: Tensor, c: Tensor, dt: Tensor, length
     """The kernels (K, length) of Λ, P, B (D or 1, N/2) and C̃ (K, N/2), all complex, and dt (D,), with M = length. The
     four sums cancel each other for the most part, and so do their gradients, hence in float64."""
     dtype, wide = dt.dtype, widest_dtype(dt.device)
-    rates, p, b, c = (x.to(wide.to_complex()) for x in (rates, p, b, c))
+    rates, p, b, c = (x.to(torch.promote_types(wide, torch.complex64)) for x in (rates, p, b, c))
     dt = dt.to(wide).unsqueeze(-1)
     c = c.unflatten(0, (-1, len(dt))).transpose(0, 1)  # (D, K/D, N/2)
     logs = torch.log((1 + dt / 2 * rates) / (1 - dt / 2 * rates))  # of a: (D, N/2)
@@ -86,13 +86,10 @@ class _Woodbury(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, gain, through = ctx.saved_tensors
-        (channels, sides, length), through = grad.shape, through.conj_physical()
-        spectrum = torch.fft.rfft(grad)
-        grads = out.new_empty(channels, sides + 2, out.shape[-1])  # of ĉp, p̂p and p̂b, each times -1
-        torch.mul(through, spectrum, out=grads[:, :sides])
-        torch.mul((out.conj() * spectrum).sum(1, keepdim=True), gain.conj_physical(), out=grads[:, sides + 1 :])
-        torch.mul(through, grads[:, sides + 1 :], out=grads[:, sides : sides + 1]).neg_()
-        return torch.cat([grad, torch.fft.irfft(grads.neg_(), n=length)], dim=1)
+        length, through, spectrum = grad.shape[-1], through.conj_physical(), torch.fft.rfft(grad)
+        into = (out.conj() * spectrum).sum(1, keepdim=True) * gain.conj_physical()
+        grads = torch.cat([through * spectrum, -through * into, into], dim=1)  # of ĉp, p̂p and p̂b, each times -1
+        return torch.cat([grad, -torch.fft.irfft(grads, n=length)], dim=1)
 
 
 def s4_advance(rates: Tensor, p: Tensor, dt: Tensor, state: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -230,7 +227,7 @@ class S4(StateSpace):
         return rates, p, b, c, self.log_dt.to(dtype).exp()
 
     def kernel(self, length: int) -> Tensor:
-        with torch.autocast(self.p.device.type, enabled=False):
+        with without_autocast(self.p.device.type):
             rates, p, b, c, dt = self.system()
             known = self.max_length
             if length > known:
@@ -241,14 +238,18 @@ class S4(StateSpace):
                 c = _from_rows(rows)
             return s4_kernel(rates, p, b, c, dt, known)[:, :length]
 
-    def recur(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The state is (B, D, N/2), and C (D, N/2), which is computed only once."""
-        with torch.autocast(x.device.type, enabled=False):
+    def constants(self) -> tuple[Tensor, ...]:
+        """The system, with C (D, N/2) in the place of C̃."""
+        with without_autocast(self.p.device.type):
             rates, p, b, c, dt = self.system()
-            if state is None:
-                power = torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
-                rest = torch.eye(self.state_size, dtype=dt.dtype, device=dt.device) - power
-                c = _from_rows(torch.linalg.solve(rest, _as_rows(c, self.d_model), left=False))
-                state = p.new_zeros(x.shape[0], self.d_model, p.shape[-1]), c
-            states, c = s4_advance(rates, p, dt, state[0], b * x.unsqueeze(-1)), state[1]
-            return 2 * (c * states).real.sum(-1).to(x.dtype), (states, c)
+            power = torch.linalg.matrix_power(_matrix(rates, p, dt), self.max_length)
+            rest = torch.eye(self.state_size, dtype=dt.dtype, device=dt.device) - power
+            return rates, p, b, _from_rows(torch.linalg.solve(rest, _as_rows(c, self.d_model), left=False)), dt
+
+    @no_autocast
+    def recur(self, x: Tensor, past: Tensor | None, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """The past is (B, D, N/2)."""
+        rates, p, b, c, dt = constants
+        past = p.new_zeros(x.shape[0], self.d_model, p.shape[-1]) if past is None else past
+        past = s4_advance(rates, p, dt, past, b * x.unsqueeze(-1))
+        return 2 * (c * past).real.sum(-1).to(x.dtype), past

@@ -111,6 +111,7 @@ class GatedToeplitz(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         check_inputs(x, mask, self.d_model)
+        x = hide_padding(x, mask)
         gate, value = F.silu(self.in_proj(x)).chunk(2, dim=-1)
         value = hide_padding(value, mask)
         return self.out_proj(gate * (self._convolve(value) if self.shape is None else self._convolve_image(value)))

@@ -5,7 +5,7 @@ from typing import Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.mixers.common import MultiHead, check_inputs, check_step
+from longlens.mixers.common import MultiHead, check_causal, check_inputs, check_step
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.decay import hide_keys, pad_heads
 from longlens.ops.grow import grow
@@ -50,6 +50,7 @@ class CausalAttention(MultiHead):
         return self._merge(attended).squeeze(1), (key, value)
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        check_causal("prefill", not self.bidirectional)
         check_inputs(x, None, self.d_model)
         query, key, value = self._project(x)
         return self._merge(self.attend(query, key, value, None)), (key, value)

@@ -14,7 +14,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from longlens.ops.checks import AttentionOptions
+from longlens.ops.checks import AttentionArguments, AttentionOptions
 from longlens.ops.las import las_attention
 from longlens.ops.smoothing import Side, Smoothing, smooth_values_reference
 
@@ -39,15 +39,17 @@ def alibi_attention(
 ) -> Tensor:
     """Causal attention with linear biases, one slope m for each head. Tensors and options are those of
     ``las_attention``, except that there is no decay."""
+    given = AttentionArguments(**options)
+    given.check(query, key, value)
     if len(slopes) != query.shape[1]:
         raise ValueError(f"slopes must be one number for each of the {query.shape[1]} heads, got {len(slopes)}")
-    if not options.get("is_causal", True) or options.get("decay") is not None:
+    if not given.is_causal or given.decay is not None:
         raise ValueError("is_causal must be True and decay None: ALiBi is causal and has no decay")
-    scale = options.get("scale")
-    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    key, value = given.repeat_groups(query, key, value)
+    query = query * given.score_scale(query)
     position = torch.arange(key.shape[-2], device=query.device)
-    if chunk_size := options.get("chunk_size"):  # positions count from the middle of the queries, to be small there
-        position = position % chunk_size - chunk_size // 2
+    if given.chunk_size:  # positions count from the middle of the queries, to be small there
+        position = position % given.chunk_size - given.chunk_size // 2
     else:
         position = position - (key.shape[-2] - (query.shape[-2] + 1) // 2)
     query_bias, key_bias = _columns(position, slopes, query.dtype)
@@ -56,7 +58,7 @@ def alibi_attention(
         torch.cat([columns.expand(x.shape[0], -1, -1, -1), x], dim=-1)
         for columns, x in ((query_bias, query), (key_bias, key))
     )
-    return las_attention(query, key, value, **(options | {"scale": 1.0}))
+    return las_attention(query, key, value, **(options | {"scale": 1.0, "enable_gqa": False}))
 
 
 def _columns(position: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

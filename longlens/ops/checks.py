@@ -7,6 +7,7 @@ steps run in float32 at least, also under autocast.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
@@ -39,16 +40,20 @@ def known_size(size: int) -> int:
     return size if isinstance(size, int) else 1
 
 
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """On a kind of device, if it has autocast, for steps that compute in the dtypes of their inputs."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
 def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator of a function that computes in the dtypes of its arguments, on the device of the first tensor."""
 
     @functools.wraps(function)
     def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        device = next(x.device.type for x in args if isinstance(x, Tensor))
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return function(*args, **kwargs)
-        return function(*args, **kwargs)
+        device = next(x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        with without_autocast(device):
+            return function(*args, **kwargs)
 
     return run
 
@@ -144,7 +149,8 @@ def check_decay(decay: Tensor | Sequence[float] | None, num_heads: int, length: 
             raise TypeError(f"decay must be a floating-point tensor of rates, got {decay.dtype}")
         shape, given = tuple(decay.shape), f"shape {tuple(decay.shape)}"
     elif isinstance(decay, str) or not isinstance(decay, Sequence):
-        raise TypeError(f"decay must be a tensor or a sequence of rates, one for each head, got {decay!r}")
+        hint = "decay_rates(num_heads, max_rate) makes them"
+        raise TypeError(f"decay must be a tensor or a sequence of rates, one for each head, got {decay!r}: {hint}")
     else:
         shape, given = (len(decay),), str(len(decay))
     if shape != (num_heads,):

@@ -49,11 +49,17 @@ def sum_of_exponentials_reference(weights: Tensor, rates: Tensor, length: int) -
     return (weights.unsqueeze(-1) * torch.exp(rates.unsqueeze(-1) * steps)).real.sum(dim=-2)
 
 
-def step_exponentials(weights: Tensor, rates: Tensor, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One step of the recurrence whose convolution kernels these are: inputs u, (B, D), and a state, (B, D, N), in
-    float32 at least, or None at the start -> outputs y, (B, D), in the dtype of the inputs, and the next state."""
+def decay_factors(rates: Tensor) -> Tensor:
+    """exp(λ), in float32 at least: between 0.996 and 1, where slow decays are, bfloat16 has no numbers."""
+    return torch.exp(at_least_float32(rates))
+
+
+def step_exponentials(weights: Tensor, decay: Tensor, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One step of the recurrence whose convolution kernels these are, for the ``decay_factors`` of the rates: inputs u,
+    (B, D), and a state, (B, D, N), in float32 at least, or None at the start -> outputs y, (B, D), in the dtype of the
+    inputs, and the next state."""
     inputs = at_least_float32(x).unsqueeze(-1)
-    state = inputs if state is None else torch.exp(rates) * state + inputs
+    state = inputs if state is None else decay * state + inputs
     return (weights * state).real.sum(dim=-1).to(x.dtype), state
 
 
@@ -119,7 +125,7 @@ def _powers(rates: Tensor, step: int, count: int) -> Tensor:
         added, angle = table[:, size : 2 * size], rates * (step * size)
         # For complex numbers on a CPU, torch.exp is six times slower than torch.polar.
         factor = torch.polar(angle.real.exp(), angle.imag) if angle.is_complex() else angle.exp()
-        torch.mul(table[:, : added.shape[1]], factor.unsqueeze(1), out=added)
+        added.copy_(table[:, : added.shape[1]]).mul_(factor.unsqueeze(1))  # torch.compile refuses a slice for ``out``
         size *= 2
     return table
 

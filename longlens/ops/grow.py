@@ -1,7 +1,11 @@
 """Tokens behind tokens, without a copy of all of them for each one: the keys and values of a text that grows."""
 
+import threading
+
 import torch
 from torch import Tensor
+
+_TAKING = threading.Lock()
 
 
 def grow(past: Tensor, new: Tensor) -> Tensor:
@@ -17,11 +21,16 @@ def grow(past: Tensor, new: Tensor) -> Tensor:
         return torch.cat([past, new], dim=-2)
     length = past.shape[-2] + new.shape[-2]
     room = past._base
-    if room is None or not _is_free(room, past, length):
+    with _TAKING:  # or two threads could take the same room
+        if room is not None and _is_free(room, past, length):
+            room.filled = length  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            room = None
+    if room is None:
         room = past.new_empty(*past.shape[:-2], 2 * length, past.shape[-1])
         room[..., : past.shape[-2], :] = past
+        room.filled = length  # pyright: ignore[reportAttributeAccessIssue]
     room[..., past.shape[-2] : length, :] = new
-    room.filled = length  # pyright: ignore[reportAttributeAccessIssue]
     return room[..., :length, :]
 
 

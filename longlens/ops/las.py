@@ -111,6 +111,10 @@ def _attend_last(
         own = (key.shape[-2] - 1) % given.chunk_size + 1
         key, value = key[..., -own:, :], value[..., -own:, :]
         mask = None if mask is None else mask[..., -own:]
+    if mask is not None:  # a weight of 0 does not remove what is not a number
+        if mask.shape[1] > 1:  # heads of a group may hide different keys
+            key, value = given.repeat_groups(query, key, value)
+        value = value.masked_fill(~mask.mT, 0.0)
     query, key, value = (x.to(_compute_dtype(x)) for x in (query, key, value))
     smoothing = {"smoothing": given.smoothing, "side": given.side}
     output, _ = attend_last(query, key, value, given.score_scale(query), rates=rates, mask=mask, **smoothing)

@@ -61,9 +61,15 @@ def las_attention_reference(
 
 @no_autocast
 def attend_by_formula(
-    query: Tensor, key: Tensor, value: Tensor, given: AttentionArguments, pooling: Pooling = "after-softmax"
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: AttentionArguments,
+    pooling: Pooling = "after-softmax",
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, H, Lq, dv) and the weights (B, H, Lq, Lk), for arguments that have been checked."""
+    """The output (B, H, Lq, dv) and the weights (B, H, Lq, Lk), for arguments that have been checked. A bias, which
+    broadcasts to the weights, is added to the decayed scores."""
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
     key, value = given.repeat_groups(query, key, value)
@@ -86,6 +92,8 @@ def attend_by_formula(
     if given.decay is not None:
         rates = torch.as_tensor(given.decay, device=query.device, dtype=torch.float64)
         scores = scores * torch.exp(-rates[:, None, None] * distance.abs()).to(scores.dtype)
+    if bias is not None:
+        scores = scores + at_least_float32(bias)
     if given.smoothing is not None and pooling == "before-softmax":
         scores = _pool(scores.masked_fill(~allowed, 0.0), given.smoothing, given.side)
     weights = torch.softmax(scores.masked_fill(~allowed, -math.inf), dim=-1)

@@ -145,8 +145,10 @@ def padding(subject: Subject) -> str:
         leaves = _leaves(layer)
         if not leaves:  # it has nothing to learn
             continue
-        both = [torch.autograd.grad((y * weight).sum(), list(leaves.values())) for y in (together, alone)]
-        for name, *pair in zip(leaves, *both, strict=True):
+        found = [torch.autograd.grad((y * weight).sum(), list(leaves.values())) for y in (ill, together, alone)]
+        for name, from_ill, *pair in zip(leaves, *found, strict=True):
+            reached = f"what is in the padding reaches the gradient of {name}: fill it with 0 first"
+            _require(torch.equal(from_ill, pair[0]), reached)
             change = _apart(*pair)
             _require(change <= 1e-9, f"padding changes the gradient of {name} by {change:.1g}")
             largest = max(largest, change)

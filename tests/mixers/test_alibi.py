@@ -89,6 +89,19 @@ def test_the_scale_is_of_the_products_alone():
     torch.testing.assert_close(scaled, expected, rtol=0, atol=1e-13)
 
 
+def test_keys_of_groups_are_repeated():
+    (query, key, value), slopes = heads(23), alibi_slopes(4)
+    grouped = alibi_attention(query, key[:, :2], value[:, :2], slopes, enable_gqa=True)
+    key, value = (x[:, :2].repeat_interleave(2, dim=1) for x in (key, value))
+    torch.testing.assert_close(grouped, alibi_attention_reference(query, key, value, slopes), rtol=0, atol=1e-13)
+
+
+def test_more_queries_than_keys_are_refused():
+    query, key, value = heads(5)
+    with pytest.raises(ValueError, match="query has 5 positions and key only 3"):
+        alibi_attention(query, key[..., :3, :], value[..., :3, :], alibi_slopes(4))
+
+
 @pytest.mark.parametrize(
     ("slopes", "options", "message"),
     [

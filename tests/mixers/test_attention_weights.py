@@ -28,9 +28,22 @@ def test_they_explain_what_a_layer_attends_to(name, padded):
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [13]]) if padded else None
     x = x if mask is None else x * mask.unsqueeze(-1)
     value = layer._project(x)[2]
-    explained = layer._merge(layer.attention_weights(x, mask=mask) @ value)
+    ill = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), torch.nan)
+    weights = layer.attention_weights(ill, mask=mask)
+    assert weights.isfinite().all()
+    explained = layer._merge(weights @ value)
     tokens = slice(None) if mask is None else mask
     torch.testing.assert_close(explained[tokens], layer(x, mask=mask)[tokens], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in SEEN if "dropout" in find_mixer(name).options])
+def test_they_have_neither_dropout_nor_a_gradient(name):
+    layer, x = layer_of(name), torch.randn(1, LENGTH, 16, dtype=torch.float64)
+    expected = layer.attention_weights(x)
+    layer.train().dropout = 0.5
+    assert torch.equal(layer.attention_weights(x), expected)
+    assert not expected.requires_grad
+    assert layer.training
 
 
 @pytest.mark.parametrize("name", ["las", "las-chunk", "las-bidirectional", "s-attention", "l-attention"])

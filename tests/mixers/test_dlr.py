@@ -34,9 +34,9 @@ def test_it_is_the_recurrence_with_its_gradients(length, init):
 
 def test_a_step_is_one_of_the_recurrence():
     model, x = layer(), torch.randn(2, 9, 4, dtype=torch.float64)
-    state = None
+    past, constants = None, model.constants()
     for t, y in enumerate(run(model, x).unbind(1)):
-        actual, state = model.recur(x[:, t], state)
+        actual, past = model.recur(x[:, t], past, *constants)
         torch.testing.assert_close(actual, y, rtol=0, atol=1e-12)
 
 

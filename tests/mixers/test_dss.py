@@ -94,7 +94,7 @@ def test_what_grows_fast_does_not_overflow():
     y.square().sum().backward()
     assert y.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    state = (torch.zeros(1, 4, 5, dtype=torch.complex64), 4990)
+    state = model.constants(), (torch.zeros(1, 4, 5, dtype=torch.complex64), 4990)
     assert model.step(x[:, 0], state)[0].isfinite().all()
 
 

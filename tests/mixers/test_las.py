@@ -201,7 +201,7 @@ def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((16, 3), {}, "heads must divide the width of the layer, got heads=3 and a width of 16"),
+        ((16, 3), {}, "num_heads must divide the width of the layer, got num_heads=3 and a width of 16"),
         ((16, 0), {}, "num_heads must be a whole number of at least 1, got 0"),
         ((16.5, 4), {}, "embed_dim must be a whole number of at least 1, got 16.5"),
         ((0, 4), {}, "embed_dim must be a whole number of at least 1, got 0"),
@@ -224,6 +224,12 @@ def test_peak_memory_is_that_of_plain_attention(length, chunk_size):
 def test_bad_construction(arguments, options, message):
     with pytest.raises(BadInput, match=message):
         LaSAttention(*arguments, **options)
+
+
+def test_it_says_how_it_is_called():
+    assert "layer(x, mask=tokens)" in LaSAttention.__doc__
+    assert "replace_attention" in LaSAttention.__doc__
+    assert all(f"    {name}: " in LaSAttention.forward.__doc__ for name in ("x", "mask", "cache"))
 
 
 def test_bad_input():

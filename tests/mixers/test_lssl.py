@@ -53,9 +53,9 @@ def test_what_is_fixed_is_not_learned():
 
 def test_the_recurrence_is_the_convolution():
     layer = build(state_size=16)
-    outputs, state = [], None
+    outputs, past, constants = [], None, layer.constants()
     for t in range(101):
-        output, state = layer.recur(torch.full((2, 3), float(t == 0), dtype=torch.float64), state)
+        output, past = layer.recur(torch.full((2, 3), float(t == 0), dtype=torch.float64), past, *constants)
         outputs.append(output[1])
     torch.testing.assert_close(torch.stack(outputs, dim=-1), layer.kernel(101), rtol=0, atol=1e-12)
 

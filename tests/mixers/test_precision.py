@@ -44,6 +44,26 @@ def test_steps_in_half_precision(name, dtype):
         assert relative(torch.stack(outputs, dim=1), expected(x.float())) < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_slow_averages_in_half_precision(dtype):
+    half = create_mixer("mega", WIDTH, max_length=400, bidirectional=False, dtype=dtype).average
+    torch.nn.init.constant_(half.alpha, -5.0)
+    x, state, outputs = torch.randn(2, 400, WIDTH, dtype=dtype) + 1, None, []
+    with torch.no_grad():
+        for t in range(400):
+            output, state = half.step(x[:, t], state)
+            outputs.append(output)
+        assert relative(torch.stack(outputs, dim=1), half(x).float()) < 0.01
+
+
+@torch.no_grad()
+def test_more_tokens_than_float16_can_count():
+    half = create_mixer("luna", 4, heads=1, memory=2, bidirectional=False, dtype=torch.float16).eval()
+    x = torch.randn(1, 67_000, 4, dtype=torch.float16) + 1
+    expected = copy.deepcopy(half).float()(x.float())
+    assert relative(half(x)[:, 65_600:], expected[:, 65_600:]) < 0.01
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_a_kernel_of_half_precision_is_computed_in_float32(name):
     half = create_mixer(name, WIDTH, max_length=600, dtype=torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -112,7 +113,9 @@ def test_every_mixer_builds_with_its_defaults_on_any_device(name):
     mixer = choose_mixer(name)
     assert mixer.preset.summary
     assert all(parameter.is_meta for parameter in mixer.build(64, max_length=512, device="meta").parameters())
-    assert isinstance(mixer.build(64, device="meta"), mixer.preset.layer)
+    layer = mixer.build(64, device="meta")
+    assert isinstance(layer, mixer.preset.layer)
+    assert layer(torch.empty(2, 40, 64, device="meta")).shape == (2, 40, 64)
 
 
 @pytest.mark.zoo
@@ -229,6 +232,21 @@ def test_a_registered_layer_checks_its_arguments(forget):
             Checked(*arguments)
 
 
+def test_a_registered_layer_shows_its_arguments_unless_it_has_words_of_its_own(forget):
+    class Silent(Shift):
+        pass
+
+    class Spoken(Shift):
+        def extra_repr(self):
+            return "my words"
+
+    class Heir(Spoken):
+        pass
+
+    for layer, said in ((Silent, "d_model=4, amount=0.5, max_length=7"), (Spoken, "my words"), (Heir, "my words")):
+        assert repr(register(layer.__name__.lower())(layer)(4)) == f"{layer.__name__}({said})"
+
+
 def test_a_layer_that_is_not_registered_can_be_built():
     layer = build_layer(Shift, 16, {"amount": 2.0}, max_length=9, dtype=torch.float64)
     assert (layer.max_length, layer.weight.dtype, layer.weight[0].item()) == (9, torch.float64, 2.0)
@@ -237,10 +255,14 @@ def test_a_layer_that_is_not_registered_can_be_built():
 
 def test_device_and_dtype_are_named_arguments_and_others_are_refused():
     assert list(inspect.signature(longlens.LaSAttention).parameters)[-2:] == ["device", "dtype"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'windwo'"):
-        longlens.LaSAttention(16, 4, windwo=3)
+    for given, meant in (("windwo", "window"), ("heads", "num_heads"), ("devcie", "device")):
+        said = f"LaSAttention: got an unexpected keyword argument '{given}'; did you mean '{meant}'?"
+        with pytest.raises(TypeError, match=re.escape(said)):
+            longlens.LaSAttention(16, 4, **{given: 3})
     with pytest.raises(TypeError, match="unexpected keyword argument 'devcie'"):
         choose_mixer("las").build(16, devcie="meta")
+    with pytest.raises(TypeError, match="LaSAttention: missing a required argument: 'embed_dim'"):
+        longlens.LaSAttention()
 
 
 def test_what_is_no_mixer_is_refused_with_a_sentence(forget):

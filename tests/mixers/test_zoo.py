@@ -1,8 +1,10 @@
 """What holds for every mixer of the zoo: the properties of ``longlens.testing``, and what each says of itself."""
 
 import pytest
+import torch
 
-from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
+from longlens.errors import BadInput
+from longlens.mixers.registry import choose_mixer, create_mixer, find_mixer, layer_is_causal, list_mixers
 from longlens.testing import check_property, find_subject, sides
 from longlens.testing.properties import PROPERTIES
 
@@ -46,6 +48,40 @@ def test_a_centered_window_sees_both_sides(name, side, window):
     ahead = (side == "centered" and window > 1) or name == "las-bidirectional"
     found = [outcome(name, check, side=side, window=window).passed for check in ("causality", "both sides")]
     assert found == ([None, True] if ahead else [True, None])
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_what_is_no_tensor_of_floating_point_numbers_is_refused(name, options):
+    layer = create_mixer(name, 16, **options)
+    calls = [layer, layer.step] if hasattr(layer, "step") and layer_is_causal(layer) else [layer]
+    for call in calls:
+        with pytest.raises(TypeError, match="x must be a Tensor, got a NoneType"):
+            call(None)
+        with pytest.raises(TypeError, match=r"x must be a floating-point tensor, got torch\.int64"):
+            call(torch.ones(2, 5, 16, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr", "h3", "lssl", "lru", "s5"])
+def test_only_the_first_step_computes_what_all_need(name):
+    layer, x = create_mixer(name, 16), torch.randn(2, 16)
+    _, state = layer.step(x)
+    layer.constants = None
+    _, following = layer.step(x, state)
+    assert following[0] is state[0]
+
+
+@pytest.mark.parametrize("name", ["lru", "s5", "lstm", "transformer", "las"])
+def test_a_text_may_begin_with_nothing(name):
+    layer, x = create_mixer(name, 16).eval(), torch.randn(2, 1, 16)
+    first, state = layer.prefill(x[:, :0])
+    assert first.shape == (2, 0, 16)
+    torch.testing.assert_close(layer.step(x[:, 0], state)[0], layer(x)[:, 0])
+
+
+@pytest.mark.parametrize("name", ["lru", "s5", "transformer"])
+def test_only_a_causal_layer_begins_a_text(name):
+    with pytest.raises(BadInput, match="prefill needs a causal layer: this one sees both sides"):
+        create_mixer(name, 16, bidirectional=True).prefill(torch.randn(2, 5, 16))
 
 
 @pytest.mark.parametrize("name", list_mixers())

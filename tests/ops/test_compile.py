@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longlens import LaSAttention, LaSCache, decay_rates, las_attention
+from longlens import LaSAttention, LaSCache, create_mixer, decay_rates, las_attention
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +53,20 @@ def test_compiled_decoding():
     with torch.no_grad():
         steps = [compiled(x[:, t : t + 1], cache=cache) for t in range(12)]
         torch.testing.assert_close(torch.cat(steps, dim=1), layer(x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["s4", "s4d", "dss", "h3", "mega"])
+def test_compiled_sums_of_exponentials(name):
+    torch._dynamo.reset()
+    layer = create_mixer(name, 8, max_length=32)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for length in (20, 31):
+        x = torch.randn(2, length, 8, requires_grad=True)
+        actual, expected = compiled(x), layer(x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+        leaves = x, *layer.parameters()
+        gradients = [torch.autograd.grad(y.square().sum(), leaves) for y in (actual, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_rates_are_refused_when_a_compiled_function_runs():

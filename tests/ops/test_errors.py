@@ -31,6 +31,7 @@ BAD = [
     ((X, X, X), {"decay": [0, 0, 0, math.inf]}, ValueError, "got inf for head 3"),
     ((X, X, X), {"decay": torch.zeros(4, dtype=torch.long)}, TypeError, "decay must be a floating-point tensor"),
     ((X, X, X), {"decay": 0.1}, TypeError, "decay must be a tensor or a sequence of rates, one for each head, got 0.1"),
+    ((X, X, X), {"decay": 0.1}, TypeError, r"got 0\.1: decay_rates\(num_heads, max_rate\) makes them"),
     ((X, X, X), {"smoothing": 4}, ValueError, "smoothing must be an odd window"),
     ((X, X, X), {"side": "left"}, ValueError, "side must be one of past, centered, got 'left'"),
     ((X, X, X), {"chunk_size": 0}, ValueError, "chunk_size must be at least 1 or None, got 0"),

@@ -5,6 +5,7 @@ import torch
 
 from longlens.ops.exponentials import (
     as_complex,
+    decay_factors,
     step_exponentials,
     sum_of_exponentials,
     sum_of_exponentials_reference,
@@ -104,10 +105,11 @@ def test_length_zero(weights):
 
 def test_steps_of_half_precision_have_an_exact_state():
     weights, rates = (x.detach().to(torch.complex64) for x in modes())
+    decay = decay_factors(rates)
     x, state, exact_state = torch.randn(23, 3, 6, dtype=torch.bfloat16), None, None
     for now in x:
-        y, state = step_exponentials(weights, rates, now, state)
-        expected, exact_state = step_exponentials(weights, rates, now.float(), exact_state)
+        y, state = step_exponentials(weights, decay, now, state)
+        expected, exact_state = step_exponentials(weights, decay, now.float(), exact_state)
         assert y.dtype == torch.bfloat16
         assert torch.equal(state, exact_state)
         assert torch.equal(y, expected.bfloat16())
@@ -121,7 +123,7 @@ def test_the_recurrence_is_the_convolution(kind, groups):
     state, kernel = None, sum_of_exponentials_reference(weights, rates, 23)
     for t in range(23):
         before = None if state is None else state.clone()
-        y, following = step_exponentials(weights, rates, x[:, t], state)
+        y, following = step_exponentials(weights, decay_factors(rates), x[:, t], state)
         torch.testing.assert_close(y, torch.einsum("bjd,dj->bd", x[:, : t + 1], kernel[:, : t + 1].flip(1)))
         assert before is None or torch.equal(state, before), "a step leaves the given state as it was"
         state = following

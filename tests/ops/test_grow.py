@@ -1,10 +1,14 @@
 """Tokens behind tokens: what ``torch.cat`` gives, whoever goes on from what, and mostly without a copy."""
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 
+from longlens.ops import grow as module
 from longlens.ops.grow import grow
 
 
@@ -34,6 +38,25 @@ def test_two_that_go_on_from_the_same_do_not_meet(count):
     assert torch.equal(past, before)
     assert torch.equal(first, torch.cat([before, tokens(count, 2)], dim=-2))
     assert torch.equal(second, torch.cat([before, tokens(count, 3)], dim=-2))
+
+
+def test_two_threads_do_not_take_the_same_room(monkeypatch):
+    """Both look whether it is free before either takes it, if they can."""
+    both, is_free = threading.Barrier(2), module._is_free
+
+    def look(*given):
+        free = is_free(*given)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return free
+
+    with torch.no_grad():
+        past = grow(tokens(5), tokens(1, 1))
+    monkeypatch.setattr(module, "_is_free", look)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(torch.no_grad()(grow), (past, past), (tokens(1, 2), tokens(1, 3))))
+    for number, grown in enumerate(found, start=2):
+        assert torch.equal(grown, torch.cat([past, tokens(1, number)], dim=-2))
 
 
 @torch.no_grad()

@@ -49,6 +49,20 @@ def test_it_is_the_formula_of_las(length, mask, name):
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["las", "chunks", "grouped keys"])
+def test_a_hidden_value_need_not_be_a_number(name):
+    """In each head that does not see it, though others of its group may."""
+    query, key, value = (x.detach() for x in heads(key_heads=2 if name == "grouped keys" else 4))
+    value[..., 95, :] = torch.nan
+    from_all = torch.arange(101) != 95
+    from_some = from_all | torch.tensor([True, False, True, False])[:, None, None]
+    for mask in (from_all, from_some):
+        options = VARIANTS[name] | {"decay": (0.0, 0.01, 0.1, 1.0), "attn_mask": mask}
+        outputs = [las_attention(query, key, value, backend=backend, **options) for backend in ("auto", "sdpa")]
+        torch.testing.assert_close(*outputs, rtol=0, atol=1e-14, equal_nan=True)
+        assert outputs[0][:, 1].isfinite().all()
+
+
 def test_it_is_the_formula_of_alibi():
     (query, key, value), slopes = heads(), alibi_slopes(4)
     queries = torch.cat([torch.zeros_like(key[..., 1:, :]), query], dim=-2)

@@ -32,6 +32,7 @@ def test_without_autocast():
     expected = product(2.0, left, right=right)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(product(2.0, left, right=right), expected)
+        assert torch.equal(product(scale=2.0, left=left, right=right), expected)
         assert (left @ right).dtype == torch.bfloat16
     assert product.__doc__ == "A product."
     assert product(1.0, left.to("meta"), right=right.to("meta")).shape == (3, 3)
