@@ -2,14 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
-from longlens.options import REQUIRED, Option, Seed, Several, Size, nearest, options_of, shorten
+from longlens.options import REQUIRED, Is, Option, Seed, Several, Size, nearest, options_of, shorten
 from longlens.tasks.base import Task
 from longlens.training.config import (
     SECTIONS,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from longlens.reports.sheet import Sheet
     from longlens.training.many import Outcome
 
+SEEDS = Option("seeds", Annotated[tuple[Seed, ...], Is("a list of whole numbers from 0 on, as in seeds=[0, 1, 2]")])
 OtherMetric = Literal["balanced-accuracy", "macro-f1", "auc", "mae"]
 
 
@@ -45,7 +46,7 @@ def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe =
         recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
             file of your own.
     """
-    (config,), runtime = _resolve(task, [mixer], recipe, (), changes)
+    (config,), runtime = _resolve(train, task, [mixer], recipe, (), changes)
     return train_config(config, runtime)
 
 
@@ -53,8 +54,10 @@ def train_config(config: Config, runtime: Runtime) -> "Result":
     """Train one resolved config in this process."""
     from longlens.models.model import check_mixer_builds
     from longlens.training.loop import train_run
+    from longlens.training.machine import refuse_lone_tasks
     from longlens.training.run import fingerprint, run_folder
 
+    refuse_lone_tasks()
     check_mixer_builds(config.task, config.mixer, config.model)  # before data is downloaded for it
     data = fingerprint(config)
     folder = run_folder(config, runtime, data)
@@ -64,7 +67,7 @@ def train_config(config: Config, runtime: Runtime) -> "Result":
 
 def compare(
     task: str | Task,
-    mixers: Sequence[str | type] = ("transformer", "las", "las-chunk"),
+    mixers: str | type | Sequence[str | type] = ("transformer", "las", "las-chunk"),
     *,
     recipe: str | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
@@ -87,11 +90,13 @@ def compare(
         folds: Folds of your own sequences (task files): one run of each mixer for each fold, which is its test set, so
             that each sample is tested on once. Each of several seeds cuts other folds.
         metrics: Other metrics of the test set, beside the task's own.
-        engine: Processes on this machine, or a Ray cluster.
-        jobs: Number of runs at a time on this machine.
-        address: Address of the Ray cluster; by default one is started on this machine.
+        engine: Processes on this machine, or a Ray cluster, whose machines share the folder of runs and LONGLENS_HOME,
+            and have longlens installed.
+        jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
+        address: Address of the Ray cluster; by default that of RAY_ADDRESS, or one that is started on this machine.
     """
-    configs, runtime = _resolve(task, mixers, recipe, seeds, changes, folds=folds)
+    mixers = [mixers] if isinstance(mixers, str | type) else mixers
+    configs, runtime = _resolve(compare, task, mixers, recipe, seeds, changes, folds=folds)
     if metrics:
         from longlens.reports.metrics import check_metrics
 
@@ -123,9 +128,10 @@ def sweep(
         recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
             file of your own.
         seeds: Seeds: one run of each combination for each; by default the one of --seed.
-        engine: Processes on this machine, or a Ray cluster.
-        jobs: Number of runs at a time on this machine.
-        address: Address of the Ray cluster; by default one is started on this machine.
+        engine: Processes on this machine, or a Ray cluster, whose machines share the folder of runs and LONGLENS_HOME,
+            and have longlens installed.
+        jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
+        address: Address of the Ray cluster; by default that of RAY_ADDRESS, or one that is started on this machine.
     """
     if not grid or not all(len(values) for values in grid.values()):
         raise BadInput("grid must name at least one field and its values, as in lr=1e-3,3e-4")
@@ -146,7 +152,7 @@ def sweep(
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
         chosen = str(cell.pop("mixer", mixer))
-        resolved.append(_resolve(task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
+        resolved.append(_resolve(sweep, task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
     configs = [config for found, _ in resolved for config in found]
     return run_configs(configs, resolved[0][1], engine=engine, jobs=jobs, address=address, choose=True)
 
@@ -192,6 +198,7 @@ def _run_here(config: Config, runtime: Runtime) -> "Outcome":
 
 
 def _resolve(
+    caller: Callable[..., Any],
     task: str | Task,
     mixers: Sequence[str | type],
     recipe: str | Recipe,
@@ -208,10 +215,11 @@ def _resolve(
     runtime = Runtime.make({key: value for key, value in changes.items() if key in runtime_options}, "the runtime")
     changes = {key: value for key, value in changes.items() if key not in runtime_options}
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, name, names)
+    seeds, also = SEEDS.check(seeds), [*options_of(caller), *runtime_options]
     configs: list[Config] = []
     for mixer, seed in itertools.product(names, seeds or [None]):
         changed = changes if seed is None else {**changes, "training.seed": seed}
-        config = loaded.resolve(task, mixer, changed, others=[*names, *others])
+        config = loaded.resolve(task, mixer, changed, others=[*names, *others], also=also)
         task = task if loaded.own else config.task  # made once, unless each mixer has a recipe of its own
         configs += [config] if folds is None else _cut(config, folds, seed, changes)
     return configs, runtime

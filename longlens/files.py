@@ -95,7 +95,8 @@ def check_out(out: Path | None) -> Path | None:
             raise BadInput(f"out must be a file, and {out} is a {'folder' if out.is_dir() else 'device or a pipe'}")
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror or error}") from None
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
+    # A file is made anew beside its place: its folder must be open, too.
+    if not all(os.access(place, os.W_OK) for place in (out.parent, out) if place.exists()):
         raise BadInput(f"cannot write {out}: permission denied")
     return out
 

@@ -48,6 +48,7 @@ NonNegative = Annotated[float, Ge(0), Le(1e12), Is("a number of at least 0")]
 Probability = Annotated[float, Ge(0), Lt(1), Is("a number of at least 0 and below 1")]
 Fraction = Annotated[float, Gt(0), Lt(1), Is("a number between 0 and 1")]
 Ratio = Annotated[float, Gt(0), Le(1), Is("a number above 0 and at most 1")]
+Device = Literal["auto", "cpu", "cuda"]  # auto is a GPU if there is one
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ def test_numbers_of_numpy_and_paths_are_fine(here):
         (lambda: train("listops", 5), "mixer must be a name or a class, got 5"),
         (lambda: compare("listops", [None]), "mixer must be a name or a class, got None"),
         (lambda: train("listops", lerning_rate=1), "there is no option 'lerning_rate'"),
+        (lambda: train("listops", recpe="smoke"), "there is no option 'recpe'; did you mean 'recipe'"),
+        (lambda: train("listops", runz="here"), "there is no option 'runz'; did you mean 'runs'"),
+        (lambda: compare("listops", sedes=[1]), "there is no option 'sedes'; did you mean 'seeds'"),
+        (lambda: compare("listops", seeds=0), r"seeds must be a list .*, as in seeds=\[0, 1, 2\], got 0"),
+        (lambda: sweep("listops", grid={"lr": [1]}, seeds=3), r"seeds must be a list .*, got 3"),
+        (lambda: compare("listops", "lass"), "unknown mixer 'lass'"),
         (lambda: train("listops", lr=True), "lr must be a number above 0, got True"),
         (lambda: train("listops", threads=0), "threads must be a whole number of at least 1 or none, got 0"),
         (lambda: train("listops", recipe="min"), "unknown recipe; did you mean 'mini'"),
@@ -279,6 +285,8 @@ def test_compare_in_this_process(in_process, capsys):
     again = compare("atomic-cumsum", ["las", "transformer", RunningMean], seeds=range(2), window=3, **TINY)
     assert all(outcome.was_there for outcome in again.outcomes)
     assert again.to_csv() == table.to_csv()
+    (alone,) = compare("atomic-cumsum", "las", seeds=[1], window=3, **TINY).outcomes
+    assert alone.was_there
 
 
 @pytest.mark.slow

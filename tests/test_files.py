@@ -97,3 +97,12 @@ def test_where_results_go(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"cannot write .*: (Not a directory|File exists)"):
         check_out(tmp_path / "file" / "x.json")
+
+
+@pytest.mark.parametrize("closed", [".", "x.json"])
+def test_neither_the_file_nor_its_folder_may_be_closed(tmp_path, monkeypatch, closed):
+    (tmp_path / "x.json").write_text("")
+    assert check_out(tmp_path / "x.json")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / closed)  # which is always true for root
+    with pytest.raises(BadInput, match=r"cannot write .*x.json: permission denied"):
+        check_out(tmp_path / "x.json")

@@ -1,7 +1,10 @@
 """What the project says of itself is true: names, numbers and versions agree."""
 
+import ast
 import re
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,23 @@ def test_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == longlens.__version__
     assert f"version: {longlens.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {_plain(re.match(r"[\w-]+", line)[0]) for line in lines} | {"longlens"}
+    distributions = metadata.packages_distributions()
+    for path in (ROOT / "longlens").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            for name in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names:
+                assert declared & set(map(_plain, distributions.get(name, [name]))), f"{path} imports {name}"
+
+
+def _plain(name):
+    return name.lower().replace("_", "-")
 
 
 def test_every_public_name_is_there():

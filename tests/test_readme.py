@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.data import home  # noqa: F401 (a fixture)
 
+import longlens
 from longlens.cli import COMMANDS, main
 from longlens.cli.flags import Parser
 from longlens.mixers.registry import REGISTRY, find_mixer
@@ -90,6 +91,11 @@ def test_a_command_is_understood(page, command, tmp_path, monkeypatch, capsys):
     except Understood:
         return
     pytest.fail(f"exit code {code}: {capsys.readouterr().err}")
+
+
+def test_every_public_name_is_explained():
+    names = set(longlens.__all__) - {"__version__"}
+    assert {name for name in names if not re.search(rf"`{name}\b", TEXTS["docs/api.md"])} == set()
 
 
 def test_a_wrong_flag_would_be_noticed(monkeypatch, tmp_path, capsys):

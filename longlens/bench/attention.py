@@ -13,12 +13,22 @@ from torch import Tensor
 
 from longlens.bench.long import LENGTHS as LONG
 from longlens.bench.long import bench_long
-from longlens.bench.measure import Passes, Row, begin, make_table, passes, peak_memory, time_interleaved, write_result
+from longlens.bench.measure import (
+    Passes,
+    Row,
+    begin,
+    first_line,
+    make_table,
+    passes,
+    peak_memory,
+    time_interleaved,
+    write_result,
+)
 from longlens.mixers.las import LaSAttention
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference
 from longlens.ops.smoothing import smooth_values
-from longlens.options import NonNegative, Odd, Positive, Size
+from longlens.options import Device, NonNegative, Odd, Positive, Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 
@@ -49,7 +59,7 @@ def bench_attention(
     flex: bool = True,
     long: bool = False,
     tolerance: Positive = 1e-3,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     out: Path | None = None,
 ) -> list[Sheet | str]:
@@ -155,12 +165,15 @@ def _flex(layer: LaSAttention, inputs: list[Tensor]) -> Passes | str:
         smoothed = value if layer.window is None else smooth_values(value, layer.window)
         return compiled(query, key, smoothed, score_mod=decay, block_mask=mask)
 
-    jobs = passes(function, inputs)
+    if device.type == "cpu":  # refuses inputs that ask for gradients, even where none are computed
+        jobs: Passes = {"forward": torch.no_grad()(partial(function, *(x.detach() for x in inputs)))}
+    else:
+        jobs = passes(function, inputs)
     try:
         jobs["forward"]()
     except Exception as error:  # no compiler, or a shape that it does not take: say so, and measure the others
-        return f"does not run here: {str(error).splitlines()[0][:60]}"
-    return jobs if device.type != "cpu" else {"forward": jobs["forward"]}
+        return f"does not run here: {first_line(error)[:60]}"
+    return jobs
 
 
 def _too_large(scores: int, device: torch.device) -> str | None:

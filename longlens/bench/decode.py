@@ -6,7 +6,7 @@ token costs the same after any text; attention keeps the keys and values of all 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from longlens.mixers.common import check_heads
 from longlens.mixers.registry import choose_mixer, find_mixer, layer_is_causal, list_mixers
 from longlens.models.decode import has_steps, state_tensors
 from longlens.models.model import count_parameters
-from longlens.options import Size
+from longlens.options import Device, Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 
@@ -33,7 +33,7 @@ def bench_decode(
     heads: Size = 4,
     batch: Size = 1,
     rounds: Size = 20,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     out: Path | None = None,
 ) -> list[Sheet | str]:
     """Tokens a second and memory of every layer with a step, after texts of some lengths, beside the Transformer's
@@ -86,9 +86,12 @@ class _Text:
             _, self.state = self.layer.step(self.token, self.state)  # pyright: ignore[reportCallIssue]
 
     def held(self) -> int:
-        """Bytes of the state, with the room for more tokens that it keeps."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in state_tensors(self.state)}
-        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+        """Bytes of the state, with the room for more tokens that it keeps. What stays the same in a step, as a matrix
+        computed once, is no memory."""
+        _, following = self.layer.step(self.token, self.state)  # pyright: ignore[reportCallIssue]
+        constant = set(map(id, state_tensors(following)))
+        changing = [tensor.untyped_storage() for tensor in state_tensors(self.state) if id(tensor) not in constant]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in changing}.values())
 
 
 def _after(layer: nn.Module, token: Tensor, lengths: tuple[int, ...]) -> Iterator[_Text]:

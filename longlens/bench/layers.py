@@ -6,7 +6,7 @@ Forward and backward of one layer, all layers in turn, at equal width and length
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from longlens.bench.measure import Job, Row, begin, make_table, passes, peak_mem
 from longlens.mixers.common import check_heads
 from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
 from longlens.models.model import count_parameters
-from longlens.options import Size
+from longlens.options import Device, Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 
@@ -30,7 +30,7 @@ def bench_layers(
     heads: Size = 4,
     batch: Size = 1,
     rounds: Size = 5,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     out: Path | None = None,
 ) -> list[Sheet | str]:
     """Time and peak memory of every layer, forward and backward, relative to the Transformer's attention.

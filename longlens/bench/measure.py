@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console, ConsoleOptions
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from longlens.errors import BadInput
 from longlens.files import check_out, write_json
+from longlens.options import Device
 from longlens.reports.sheet import Column, Sheet, plain_text
 from longlens.training.machine import choose_device, environment
 
-Device = Literal["auto", "cpu", "cuda"]
 Job = Callable[[], object]
 Passes = dict[str, Job]  # "forward", and "forward_backward" where there is a backward
 Row = dict[str, Any]
@@ -44,6 +44,11 @@ def passes(function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters
         torch.autograd.grad(function(*inputs), leaves, weight, allow_unused=True)
 
     return {"forward": torch.no_grad()(lambda: function(*inputs)), "forward_backward": forward_backward}
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, or its name if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def time_interleaved(

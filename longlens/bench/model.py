@@ -6,16 +6,16 @@ run's time that is not spent in forward, backward and optimizer.
 
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longlens.bench.layers import heads_of
-from longlens.bench.measure import Device, Job, Row, begin, make_table, time_interleaved, write_result
+from longlens.bench.measure import Job, Row, begin, make_table, time_interleaved, write_result
 from longlens.mixers.common import check_heads
 from longlens.models.model import count_parameters, create_model, loss_sum
-from longlens.options import Size
+from longlens.options import Device, Size
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 from longlens.tasks.base import Spec
@@ -42,7 +42,7 @@ def bench_model(
     tasks: tuple[str, ...] = ("listops", "atomic-cumsum"),
     steps: Size = 40,
     rounds: Size = 10,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     out: Path | None = None,
 ) -> list[Sheet | str]:
     """A training step of our models beside transformers' GPT-2, and the overhead of the training loop.

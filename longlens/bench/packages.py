@@ -8,18 +8,18 @@ import io
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.bench.layers import forward_backward
-from longlens.bench.measure import Row, begin, make_table, time_interleaved, write_result
+from longlens.bench.measure import Row, begin, first_line, make_table, time_interleaved, write_result
 from longlens.errors import BadInput
 from longlens.mixers.common import MultiHead, check_heads
 from longlens.mixers.registry import create_mixer
-from longlens.options import Size, nearest
+from longlens.options import Device, Size, nearest
 from longlens.progress import progress
 from longlens.reports.sheet import Sheet
 
@@ -46,7 +46,7 @@ def bench_packages(
     heads: Size = 4,
     batch: Size = 2,
     rounds: Size = 7,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     out: Path | None = None,
 ) -> list[Sheet | str]:
     """Our layers beside the same layers of other packages at equal sizes, forward and backward.
@@ -75,14 +75,15 @@ def bench_packages(
             try:
                 package = import_module(module)
             except ImportError:
-                notes.append(f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'")
+                source = "'longlens[hf]'" if module.startswith("transformers.") else name
+                notes.append(f"{name} is not installed: pip install {source}")
                 continue
             for length in lengths:
                 row = {"package": name, "length": length}
                 try:
                     row |= _measure(make, package, Sizes(batch, length, width, heads), rounds, where)
                 except (RuntimeError, ValueError, AssertionError) as error:  # a size that a package does not take
-                    row["refused"] = str(error).splitlines()[0]
+                    row["refused"] = first_line(error)
                     notes.append(f"{name} at L = {length:,}: {row['refused']}")
                 rows.append(row)
                 done(len(rows), name)

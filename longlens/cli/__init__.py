@@ -218,10 +218,10 @@ def _environment_problem(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
         return "not enough memory for these sizes: try smaller ones"
     if isinstance(error, OSError):
-        package = str(Path(__file__).parent.parent)
+        package = str(Path(__file__).parent.parent) + os.sep
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         library = str(Path(os.__file__).parent)
-        own = [file for file in files if "site-packages" not in file and not file.startswith(library)]
+        own = [f for f in files if f.startswith(package) or not (f.startswith(library) or "site-packages" in f)]
         if own and own[-1].startswith(package):
             return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     return None

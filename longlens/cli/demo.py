@@ -30,6 +30,7 @@ SMALL: dict[str, Any] = {
     "steps": 600,
     "evaluate_every": 200,
 }
+LENGTH, ROUNDS = 2048, 5  # of the comparison of times
 PAPER = {"transformer": 0.971, "las": 0.783}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain attention": {},
@@ -87,23 +88,23 @@ def _beside_the_paper(comparison: api.Comparison) -> str:
     return f"{paper}: {agrees}, {plain:.3f} and {ours:.3f}. LaS is made for data that are local and smooth."
 
 
-def _compare_cost(length: int = 2048, rounds: int = 5) -> str:
+def _compare_cost() -> str:
     """The best of some rounds in turn, forward and backward."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 8, length, 32, generator=generator, requires_grad=True) for _ in range(3))
+    query, key, value = (torch.randn(1, 8, LENGTH, 32, generator=generator, requires_grad=True) for _ in range(3))
     rates = decay_rates(8, 1e-3)
     kinds = {
         "plain": lambda: scaled_dot_product_attention(query, key, value, is_causal=True),
         "LaS": lambda: las_attention(query, key, value, decay=rates, smoothing=5),
     }
     best = dict.fromkeys(kinds, float("inf"))
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, attend in kinds.items():
             start = time.perf_counter()
             attend().sum().backward()
             best[name] = min(best[name], time.perf_counter() - start)
     plain, ours = (1e3 * best[name] for name in kinds)
-    return f"{length:,} tokens, 8 heads, forward and backward: plain attention {plain:.0f} ms, LaS {ours:.0f} ms."
+    return f"{LENGTH:,} tokens, 8 heads, forward and backward: plain attention {plain:.0f} ms, LaS {ours:.0f} ms."
 
 
 def _compare_with_formula() -> Sheet:

@@ -4,19 +4,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 from unicodedata import category
 
 from longlens.cli.flags import Parser
 from longlens.files import check_out, open_atomic
 from longlens.models.config import Writing
-from longlens.options import REQUIRED, Option, options_of
+from longlens.options import REQUIRED, Device, Option, options_of
 
 RUN = Option("run", Path, REQUIRED, "Folder of the run of a language model, which may have been moved.", True)
 PROMPT = Option("prompt", str, "", "Text to go on from, in the symbols of the task.")
 OUT = Option("out", Path | None, None, "File to write the whole text to, instead of showing it.")
 CHECKPOINT = Option("checkpoint", str, "best", "Checkpoint to use: best, last, or a step.")
-DEVICE = Option("device", Literal["auto", "cpu", "cuda"], "auto", "Device to run on; auto is a GPU if there is one.")
+DEVICE = Option("device", Device, "auto", "Device to run on; auto is a GPU if there is one.")
 
 
 def generate(name: str, about: str, arguments: list[str]) -> str | None:

@@ -1,13 +1,16 @@
 """What a command prints: tables for a terminal or, with ``--format`` and ``--out``, for papers and programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console, ConsoleOptions
+
 from longlens.errors import BadInput
 from longlens.files import check_out
 from longlens.options import Option
+from longlens.reports.sheet import Sheet, plain_text
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
@@ -26,6 +29,13 @@ class Output:
     printed: Format = "terminal"
     out: Path | None = None
     written: Format = "markdown"
+
+
+class Told(Sheet):
+    """A table that a terminal shows as sentences: its notes."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        yield from map(plain_text, self.notes)
 
 
 class Failed(SystemExit):
@@ -57,6 +67,8 @@ def take_output(values: dict[str, Any], endings: Sequence[str] = tuple(ENDINGS))
     file has one of the given endings."""
     chosen: Format | None = values.pop("format", None)
     out: Path | None = values.get("out")
+    if out is not None and chosen not in (None, "terminal") and not endings:
+        raise BadInput("--format is for what is shown: leave it out with --out, whose ending says the format")
     own = tuple(endings) != tuple(ENDINGS)
     if out is None or (own and out.suffix.lower() not in endings):
         return Output(chosen or "terminal")

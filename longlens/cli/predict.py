@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longlens.cli import sentence
 from longlens.errors import BadInput
-from longlens.options import Size
+from longlens.options import Device, Size
 
 if TYPE_CHECKING:
     from longlens.data.values import Record
@@ -25,7 +25,7 @@ def predict(
     out: Path | None = None,
     checkpoint: str = "best",
     batch_size: Size = 32,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> list[Any]:
     """Predict the labels of new sequences with the model of a run.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from longlens.cli import sentence
 from longlens.errors import BadInput
 from longlens.files import check_out, write_atomic
-from longlens.options import Size
+from longlens.options import Device, Size
 from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, find_artifact
 from longlens.paper.records import Records
@@ -29,7 +29,7 @@ def reproduce(
     runs: Path = Path("runs"),
     jobs: Size = 1,
     threads: Size | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
 ) -> Sequence[Any]:
@@ -43,11 +43,12 @@ def reproduce(
         report: Write RESULTS.md, beside the folder of the records.
         results: Folder of the records of finished runs.
         runs: Folder of the runs themselves.
-        jobs: Number of runs at a time on this machine.
+        jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
         threads: Threads of a run on the CPU; by default as many as the machine has free cores.
         device: Device to train on; auto is a GPU if there is one.
-        engine: Processes on this machine, or a Ray cluster.
-        address: Address of the Ray cluster; by default one is started on this machine.
+        engine: Processes on this machine, or a Ray cluster, whose machines share the folder of runs and LONGLENS_HOME,
+            and have longlens installed.
+        address: Address of the Ray cluster; by default that of RAY_ADDRESS, or one that is started on this machine.
     """
     names = [*ARTIFACTS] if artifacts == ("all",) else [*dict.fromkeys(artifacts)]
     chosen = [find_artifact(name) for name in names]

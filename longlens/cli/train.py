@@ -6,17 +6,21 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from longlens import api
 from longlens.cli import sentence, show
 from longlens.cli.flags import HELP, Parser
-from longlens.cli.output import BESIDE, Output, table_options, take_output
+from longlens.cli.output import BESIDE, Output, Told, table_options, take_output
 from longlens.errors import BadInput
 from longlens.files import check_out, write_json
-from longlens.options import Option, options_of
+from longlens.options import Device, Option, options_of
+from longlens.reports.sheet import Column
 from longlens.tasks.base import find_task, list_tasks
 from longlens.training.config import Recipe, Runtime, load_recipe, section_options
+
+if TYPE_CHECKING:
+    from longlens.training.evaluate import Evaluation
 
 RUN = ("runs", "folder")
 HARDWARE = ("device", "threads", "parallel", "compile", "deterministic", "tf32")
@@ -197,7 +201,7 @@ def evaluate(
     checkpoint: str = "best",
     classes: bool = False,
     confusion: Path | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> list[Any]:
     """Evaluate a checkpoint of a run on a whole split, or on another file.
 
@@ -229,7 +233,7 @@ def evaluate(
         lines.append(f"when later tokens change, the logits before them change by {found.change_by_later_tokens:.3g}")
     if found.bigram is not None:
         lines.append(f"a bigram model of the training set: {found.metric} {found.bigram:.4f}")
-    printed: list[Any] = [sentence(line) for line in lines]
+    printed: list[Any] = [sentence(line) for line in lines] if classes else [_told(found, lines)]
     if classes or confusion:
         from longlens.reports.metrics import class_table, draw_confusion
 
@@ -237,3 +241,19 @@ def evaluate(
         printed += [class_table(loaded, split, checkpoint)] if classes else []
         printed += [draw_confusion(loaded, split, checkpoint, confusion)] if confusion else []
     return printed
+
+
+def _told(found: "Evaluation", lines: list[str]) -> Told:
+    """The figures as a table of one row, which a terminal shows as lines."""
+    cells = {
+        "mixer": found.config.mixer.name,
+        "task": found.config.task.title,
+        "split": found.split,
+        "samples": f"{found.samples:,}",
+        "step": f"{found.step:,}",
+        "metric": found.metric,
+        "value": f"{found.value:.6f}",
+        "loss": f"{found.loss:.6f}",
+    }
+    columns = [Column(name, number=name in ("samples", "step", "value", "loss")) for name in cells]
+    return Told("", columns, [list(cells.values())], lines)

@@ -175,9 +175,9 @@ class Codec:
             array = array[:, 0]
         if array.ndim != 1:
             raise BadInput(f"{place} must be {self.wanted}, got {array.shape[1]} channels")
-        if not (array == np.floor(array)).all():  # nan is not, either
-            bad = array[array != np.floor(array)][0]
-            raise BadInput(f"{place} must be {self.wanted}, got {bad}")
+        whole = np.isfinite(array) & (array == np.floor(array))
+        if not whole.all():
+            raise BadInput(f"{place} must be {self.wanted}, got {array[~whole][0]}")
         return self._find([str(int(value)) for value in array.tolist()], place, like_a_split)
 
     def _read_text(self, text: str, place: str, like_a_split: bool) -> np.ndarray:

@@ -46,9 +46,9 @@ class Stream:
         """64 random bits each, uint64."""
         return self._bits.random_raw(int(np.prod(shape))).reshape(shape)
 
-    def uniform(self, shape: Shape, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-        """Real numbers in [low, high), float64."""
-        return low + (high - low) * ((self.raw(shape) >> np.uint64(11)) * 2.0**-53)
+    def uniform(self, shape: Shape) -> np.ndarray:
+        """Real numbers in [0, 1), float64."""
+        return (self.raw(shape) >> np.uint64(11)) * 2.0**-53
 
     def integers(self, high: int, shape: Shape) -> np.ndarray:
         """Whole numbers 0 … high − 1, int64. The bias is below high / 2³²."""

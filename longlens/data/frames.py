@@ -31,7 +31,7 @@ def store_frame(frame: Any, options: Mapping[str, Any]) -> Path:
         with store.cache_errors():
             if hasattr(frame, "to_csv") and hasattr(frame, "columns"):
                 _write_frame(new, frame, options)
-            elif isinstance(frame, tuple | list) and len(frame) == 2:
+            elif isinstance(frame, tuple) and len(frame) == 2:
                 _write_pair(new, *frame)
             else:
                 raise BadInput(f"frame must be {ALLOWED}, got {type(frame).__name__}")

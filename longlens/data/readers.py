@@ -1,8 +1,9 @@
 """Sequences and labels in files, one at a time or as arrays. ``longlens.tasks.files`` describes the formats."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from longlens.data.datasets import SPLITS, offsets_of
 from longlens.data.store import map_npy
-from longlens.data.tables import ARROW_TABLES, TEXT_TABLES, resolve_layout, table_records
+from longlens.data.tables import ARROW_TABLES, TEXT_TABLES, open_table, resolve_layout, table_records
 from longlens.data.values import Label as Label
 from longlens.data.values import Layout, Record, label_hint, read_array, read_label
 from longlens.errors import BadInput
@@ -119,6 +120,45 @@ def read_records(file: Path, layout: Layout | None = None) -> Records:
         values = np.concatenate(sequences)
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     return Records(kind, values, lengths, np.array(labels, dtype=object), layout)
+
+
+def read_splits(files: Mapping[str, Path], layout: Layout) -> dict[str, Records]:
+    """All sequences and labels of each file, in the columns of the training set. One that is to be ignored need not be
+    in all of the files."""
+    names = {split: _column_names(file, layout) for split, file in files.items()}
+    layouts = {}
+    for split in files:
+        elsewhere = set().union(*names.values()) - names[split]
+        layouts[split] = replace(layout, ignore=tuple(name for name in layout.ignore if name not in elsewhere))
+    found = {"train": read_records(files["train"], layouts["train"])}
+    for split in SPLITS[1:]:
+        if split in files:
+            found[split] = _read_like(found["train"], files["train"].name, files[split], layouts[split])
+    return found
+
+
+def _column_names(file: Path, layout: Layout) -> set[str]:
+    if file.suffix in (*TEXT_TABLES, *ARROW_TABLES):
+        with suppress(UnicodeError, OSError):  # which is told when it is read
+            return set(open_table(file, layout, with_labels=True).header)
+    return set()
+
+
+def _read_like(train: Records, train_name: str, file: Path, layout: Layout) -> Records:
+    """Another file, whose columns and whose kind of inputs must be those of the training set. A longer or shorter
+    table has more or fewer columns at its end."""
+    wanted = train.layout.columns
+    found = read_records(file, train.layout if layout.group_column else layout)
+    if found.layout.columns != wanted and set(found.layout.columns) == set(wanted):
+        found = read_records(file, train.layout)  # in the same order
+    for name, there in zip(found.layout.columns, wanted, strict=False):
+        if name != there:
+            both = f"{file} has the column {shorten(name)!r} where {train_name} has {shorten(there)!r}"
+            raise BadInput(f"{both}; give both the same columns, or choose them by --columns or --ignore")
+    if found.kind != train.kind:
+        kinds = f"{file} has {found.kind} as inputs, but {train_name} {train.kind}"
+        raise BadInput(f"{kinds}; they must be of one kind")
+    return found
 
 
 def _read_jsonl(file: Path, layout: Layout, *, with_labels: bool) -> Iterator[Record]:

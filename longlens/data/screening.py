@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -46,6 +46,17 @@ def screen(records: Records, classes: Sequence[str], *, numeric_classes: bool, s
     if few := _few(records.labels, classes):
         flag = "use --labels numbers if they are quantities, or " if numeric_classes and len(classes) > 2 else ""
         found.append(f"{few}; {flag}add samples, or leave out the rows")
+    return found
+
+
+def equal_labels(splits: Mapping[str, Records]) -> list[str]:
+    """The warnings about numbers to be predicted that are all the same where a model is validated or tested."""
+    found = []
+    for split in ("valid", "test"):
+        labels = splits[split].labels
+        if labels.min() == labels.max():
+            equal = f"the labels of the {split} set are all {labels[0]:g}, so that its R² is not a number"
+            found.append(f"{equal}; hold out more sequences, or others by another seed")
     return found
 
 

@@ -216,12 +216,13 @@ def _plain_cell(cell: Any) -> Any:
 def make_plan(table: Table, layout: Layout, *, with_labels: bool) -> Plan:
     """Find the columns. BadInput names the one that is missing, and what there is."""
     header, own = table.header, {layout.label_column, layout.group_column, layout.time_column, *layout.ignore}
-    if with_labels and layout.label_column not in header:
+    place = {name: index for index, name in enumerate(header)}
+    if with_labels and layout.label_column not in place:
         columns = shorten(", ".join(header)) if any(header) else "(none)"
         rule = f"one column must be {layout.label_column!r}, and one may be {layout.input_column!r}"
         raise BadInput(f"{table.top}: {rule}, got {columns}{label_hint(layout.label_column, header)}")
-    for name in filter(None, header):
-        if header.count(name) > 1:
+    for name, count in Counter(filter(None, header)).items():
+        if count > 1:
             raise BadInput(f"{table.top}: the columns must have different names, got {shorten(name)!r} twice")
     # Where a model is used, what was ignored in training may be missing.
     ignored = layout.ignore if with_labels and not layout.columns else ()
@@ -229,16 +230,15 @@ def make_plan(table: Table, layout: Layout, *, with_labels: bool) -> Plan:
     asked |= {name: filter(None, [getattr(layout, name)]) for name in ("group_column", "time_column")}
     for option, names in asked.items():
         for name in names:
-            if name not in header:
+            if name not in place:
                 role = "of the sequences" if option == "columns" else f"({option})"
                 found = f"there is no column {shorten(name)!r} {role}"
                 raise BadInput(f"{table.top}: {found}; {shorten(nearest(name, header))}")
-    place = {name: index for index, name in enumerate(header)}
     label = place[layout.label_column] if with_labels else None
     group, time = (place[name] if name else None for name in (layout.group_column, layout.time_column))
     one = layout.input_column
     if group is None and one not in layout.ignore and layout.columns in ((), (one,)):
-        if one in header:
+        if one in place:
             return Plan(label, [place[one]], True, None, None)
         if layout.cells != "auto":
             raise BadInput(f"{table.top}: one column must be {one!r}, got {shorten(', '.join(header))}")

@@ -10,7 +10,7 @@ from longlens.training.run import read_environment, read_identity, show_metric
 from longlens.training.saved import Run
 
 
-def write_card(path: Path, run: Run, result: dict[str, Any], step: int, usage: str) -> None:
+def write_card(path: Path, run: Run, result: dict[str, Any], step: int, usage: str, library: str) -> None:
     """Write the card of a checkpoint, filled from the records of its run."""
     config, started = run.config, read_environment(run.folder) or [{}]
     rows = {
@@ -25,7 +25,7 @@ def write_card(path: Path, run: Run, result: dict[str, Any], step: int, usage: s
     }
     lines = [
         "---",
-        "library_name: " + ("transformers" if "transformers" in usage else "torch"),
+        f"library_name: {library}",
         f"tags: {json.dumps(['longlens', config.mixer.name, config.task.name])}",
         "---",
         "",

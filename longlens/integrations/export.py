@@ -47,7 +47,7 @@ def export_run(run: Run, folder: Path | str, to: Target = "hf", checkpoint: str 
         raise BadInput(f"cannot write {folder}: {error.strerror or error}") from None
     try:
         usage = write(run, checkpoint, partial, folder.name)
-        write_card(partial / "README.md", run, result, step, usage)
+        write_card(partial / "README.md", run, result, step, usage, "transformers" if to == "hf" else "torch")
         for file in partial.rglob("*"):
             if file.is_file():
                 file.chmod(default_mode())  # some libraries make files that nobody else may read

@@ -7,7 +7,7 @@ The distance is that of the places in the tensor, so that padding before a seque
 that share a row, as in packed batches, are sequences of their own: smoothing and chunks begin anew in each.
 """
 
-import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from longlens.errors import BadInput
 from longlens.integrations.settings import Settings
-from longlens.ops.checks import AttentionArguments, at_least_float32, no_autocast
+from longlens.ops.checks import AttentionArguments, at_least_float32
 from longlens.ops.las import las_attention
+from longlens.ops.reference import attend_by_formula
 
 NEEDS_ALL_KEYS = (
     "with a cache, smoothing and chunks need a mask of causality and padding alone, and this one hides more, as "
@@ -111,9 +112,7 @@ def attend(
         raise BadInput(NEEDS_ALL_KEYS)
     all_keys, width = key.shape[-2], value.shape[-1]
     key, value = key[..., : seen.keys, :], value[..., : seen.keys, :]
-    if need_weights:  # a key's weight is the output if its value alone is 1
-        unit = torch.eye(seen.keys, dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
-        value = torch.cat([value, unit], dim=-1)
+    value = with_units(value) if need_weights else value
     given = AttentionArguments(
         decay=settings.rates(query.shape[1]),
         smoothing=settings.window,
@@ -134,6 +133,12 @@ def attend(
     return output[..., :width], F.pad(output[..., width:], (0, all_keys - seen.keys))
 
 
+def with_units(value: Tensor) -> Tensor:
+    """Values (B, H, Lk, dv + Lk) with a 1 for each key behind them: what attention makes of these are the weights."""
+    unit = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device)
+    return torch.cat([value, unit.expand(*value.shape[:2], -1, -1)], dim=-1)
+
+
 def _attend_apart(
     query: Tensor, key: Tensor, value: Tensor, seen: Seen, bias: Tensor | None, given: AttentionArguments
 ) -> Tensor:
@@ -152,7 +157,8 @@ def _attend_apart(
         assert isinstance(given.smoothing, int)
         value = _smooth_apart(value, given.smoothing, given.side, starts)
     if bias is not None:
-        return _attend_with_bias(query, key, value, mask, bias[..., :keys], given)
+        given = replace(given, smoothing=None, chunk_size=None, attn_mask=mask)
+        return attend_by_formula(query, key, value, given, bias=bias[..., :keys])[0]
     options = {"decay": given.decay, "is_causal": given.is_causal, "scale": given.scale, "dropout_p": given.dropout_p}
     return las_attention(query, key, value, attn_mask=mask, **options)
 
@@ -167,21 +173,3 @@ def _smooth_apart(value: Tensor, window: int, side: str, starts: Tensor) -> Tens
         source = source.clamp(0, length - 1)
         total = total + value[..., source, :] * (inside & (starts == starts[..., source])).unsqueeze(-1)
     return (total / window).to(value.dtype)
-
-
-@no_autocast
-def _attend_with_bias(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor, given: AttentionArguments
-) -> Tensor:
-    """softmax(mask(exp(-a·|i-j|) ⊙ q·kᵀ·scale + bias))·v"""
-    dtype, scale = query.dtype, given.score_scale(query)
-    query, key, value, bias = (at_least_float32(x) for x in (query, key, value, bias))
-    places = torch.arange(key.shape[-2], device=query.device)
-    distance = places[key.shape[-2] - query.shape[-2] :, None] - places  # (Lq, Lk)
-    scores = query @ key.mT * scale
-    if given.decay is not None:
-        rates = torch.as_tensor(given.decay, device=query.device, dtype=scores.dtype)
-        scores = scores * torch.exp(-rates[:, None, None] * distance.abs())
-    mask = mask & (distance >= 0) if given.is_causal else mask
-    weights = torch.softmax((scores + bias).masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
-    return (torch.dropout(weights, given.dropout_p, train=True) @ value).to(dtype)

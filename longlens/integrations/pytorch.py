@@ -52,8 +52,12 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
     left = {name: reason for name, layer in found.items() if (reason := _why_not(layer, name, modules, skip))}
     if len(left) == len(found):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
-        hint = "those of transformers take attn_implementation='las' after import longlens.integrations.huggingface"
+        hint = (
+            "those of transformers take attn_implementation='las' after import longlens.integrations.huggingface; "
+            "where the model itself calls scaled_dot_product_attention, call las_attention there"
+        )
         raise BadInput(f"model has no nn.MultiheadAttention that can be replaced ({reasons or hint})")
+    replaced = tuple(name or type(model).__name__ for name in found if name not in left)
     for name in found.keys() - left.keys():  # a layer stays itself, with its weights, its hooks, and who refers to it
         found[name].__class__ = LaSMultiheadAttention
         found[name].__dict__["settings"] = chosen
@@ -62,7 +66,7 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
             encoder.use_nested_tensor &= not any(
                 isinstance(layer, LaSMultiheadAttention) for layer in encoder.modules()
             )
-    return Replaced(tuple(name or type(model).__name__ for name in found if name not in left), left)
+    return Replaced(replaced, left)
 
 
 def _why_not(
@@ -91,6 +95,13 @@ class LaSMultiheadAttention(nn.MultiheadAttention):
     def _qkv_same_embed_dim(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Asked by the layers of torch: with True, their fused kernel would compute plain attention."""
         return False
+
+    def _reset_parameters(self) -> None:
+        """As torch does it, which would ask the property above where the weights are."""
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())

@@ -168,7 +168,7 @@ class Summary:
                 more = " …" if len(numbers) > 4 else ""
                 sheet.rows.append([*cells, " ".join(f"{number:.6g}" for number in numbers[:4]) + more])
             else:
-                sheet.rows.append([*cells, prediction.label, f"{prediction.probability:.1%}"])
+                sheet.rows.append([*cells, prediction.label, f"{100 * prediction.probability:.1f} %"])
         if self.count > len(self.first):
             sheet.notes.append(f"… and {self.count - len(self.first):,} more rows; --out writes all of them")
         return sheet
@@ -180,6 +180,6 @@ class Summary:
             mean = self.total / max(self.count, 1)
             return f"{rows}: from {self.smallest:.6g} to {self.largest:.6g}, {mean:.6g} on average"
         common = self.labels.most_common(MOST_CLASSES)
-        counts = ", ".join(f"{label!r} {count:,} ({count / self.count:.1%})" for label, count in common)
+        counts = ", ".join(f"{label!r} {count:,} ({100 * count / self.count:.1f} %)" for label, count in common)
         more = len(self.labels) - len(common)
         return f"{rows}: {counts}" + (f", and {more:,} more" if more else "")

@@ -128,13 +128,17 @@ def best_points(runs: Sequence[Outcome], fields: Sequence[str], score: str, metr
         if not results or not all(name in config for name in fields):
             continue  # an option that this layer has not
         scores = [factor * result[score] for result in results]
-        valid = mean(result["valid"] if result["valid"] is not None else sign * -np.inf for result in results)
+        valid = mean(_or_worst(result["valid"], sign * -np.inf) for result in results)
         point = Point(mean(scores), stdev(scores) if len(scores) > 1 else 0.0, valid)
         key = tuple(_hashable(config[name]) for name in fields)
         mine = found.setdefault("" if "mixer" in fields else config["mixer"], {})
         if key not in mine or sign * point.valid > sign * mine[key].valid:
             mine[key] = point
     return dict(found)
+
+
+def _or_worst(value: float | None, worst: float) -> float:
+    return worst if value is None or np.isnan(value) else value
 
 
 def _hashable(value: Any) -> Any:

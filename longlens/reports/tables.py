@@ -262,7 +262,7 @@ def choice(outcomes: list[Outcome]) -> Iterator[str]:
 def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
     """The runs that ended, those of one config together, the best first."""
     groups = [[outcome for outcome in group if outcome.result is not None] for group in seed_groups(outcomes)]
-    groups = [group for group in groups if group and None not in _scores(group, key)]
+    groups = [g for g in groups if g and not any(score is None or math.isnan(score) for score in _scores(g, key))]
     better = bool(groups) and higher_is_better(_metric(groups[0]))
     return sorted(groups, key=lambda group: mean(_scores(group, key)), reverse=better)
 

@@ -19,8 +19,11 @@ In Python, ``create_task("files", frame=…)`` takes a pandas DataFrame, or a pa
 instead of a path; it is stored in the cache folder.
 """
 
+import hashlib
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,10 +33,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from longlens.data.codec import class_name
 from longlens.data.datasets import SPLITS, Metric, Samples, Sequences, SplitName, Stream, as_tokens
 from longlens.data.folds import cut_fold
-from longlens.data.readers import Layout, Records, companions, find_files, read_records
-from longlens.data.screening import screen
+from longlens.data.readers import Layout, Records, companions, find_files, read_splits
+from longlens.data.screening import equal_labels, screen
 from longlens.data.store import Details, Prepared, Writer, expand
 from longlens.errors import BadInput
 from longlens.options import Count, Fraction, Seed, Several, Size, shorten
@@ -50,7 +54,7 @@ class Files(StoredTask):
     """Your own sequences, from a folder of CSV, JSONL, .npy, Parquet or Arrow files.
 
     Args:
-        path: Folder with the files, or one file.
+        path: One file, or a folder with the files: train.csv, and if there are such, valid.csv and test.csv.
         inputs: Tokens (whole numbers or characters) or real numbers. By default, texts are tokens, and so are numbers
             if all are written without a fraction (1, not 1.0) and in one channel.
         labels: Classes, or numbers to be predicted. By default, they are to be predicted if one has a fraction.
@@ -89,7 +93,7 @@ class Files(StoredTask):
     group_column: str | None = None
     time_column: str | None = None
 
-    summary: ClassVar[str] = "your own sequences: a folder of CSV, JSONL or .npy files"
+    summary: ClassVar[str] = "your own sequences: a file or a folder of CSV, JSONL, .npy or Parquet"
     origin: ClassVar[str] = "your own files"
     head: ClassVar[Head] = "classify"  # or regress
     metric: ClassVar[Metric] = "accuracy"  # or r2
@@ -112,9 +116,9 @@ class Files(StoredTask):
         if self.time_column is not None and self.group_column is None:
             raise BadInput("time_column is for tables with a row for each time step: give group_column as well")
         single = (self.label_column, self.group_column, self.time_column)
-        given = [name for name in (*single, *self.columns, *self.ignore) if name is not None]
-        for name in given:
-            if not name or given.count(name) > 1:
+        given = Counter(name for name in (*single, *self.columns, *self.ignore) if name is not None)
+        for name, count in given.items():
+            if not name or count > 1:
                 options = "label_column, group_column, time_column, columns and ignore"
                 raise BadInput(
                     f"{options} must name different columns, got {shorten(name)!r}{' twice' if name else ''}"
@@ -191,6 +195,11 @@ class Files(StoredTask):
                 del options[name]
         return {"version": 1, "files": stamps, **options}
 
+    def fingerprint(self) -> str:
+        """Of the arrays and of what they mean: names, scales and columns are not in the arrays."""
+        text = json.dumps([super().fingerprint(), self.codec()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def codec(self) -> dict[str, Any]:
         prepared = self.prepared
         names = ("mean", "deviation", "classes", "label_mean", "label_deviation", "symbols", "layout")
@@ -209,18 +218,7 @@ class Files(StoredTask):
         if self.folds is not None and len(found) > 1:
             others = f"{self.path} has a {next(split for split in SPLITS[1:] if split in found)} file"
             raise BadInput(f"folds cut all samples of one file, and {others}: join the files, or leave out folds")
-        tables = {"train": read_records(found["train"], self.layout)}
-        layout = tables["train"].layout
-        for split in SPLITS[1:]:
-            if split in found:
-                tables[split] = read_records(found[split], layout if self.group_column else self.layout)
-                columns = tables[split].layout.columns
-                if columns != layout.columns and set(columns) == set(layout.columns):
-                    tables[split] = read_records(found[split], layout)  # the same columns in the same order
-        for split, table in tables.items():
-            if table.kind != tables["train"].kind:
-                kinds = f"{found[split]} has {table.kind} as inputs, but {found['train'].name} {tables['train'].kind}"
-                raise BadInput(f"{kinds}; they must be of one kind")
+        tables = read_splits(found, self.layout)
         numeric = not any(isinstance(label, str) for label in tables["train"].labels)
         label_details, tables = self._encode_labels(tables)
         all_train = tables["train"]
@@ -234,10 +232,12 @@ class Files(StoredTask):
         longest = max(int(table.lengths.max()) for table in tables.values())
         sizes = {split: len(tables[split].lengths) for split in SPLITS}
         details = {"sizes": sizes, "max_length": longest, "source": self.path, **input_details, **label_details}
-        details["layout"] = layout.to_json()
+        details["layout"] = all_train.layout.to_json()
         unasked = self.inputs == "auto" and "text" in details and not details["text"] and "warning" not in details
         symbols = details["size"] - len(SPECIALS) if unasked else 0
         details["warnings"] = screen(all_train, details.get("classes", ()), numeric_classes=numeric, symbols=symbols)
+        if "classes" not in details:
+            details["warnings"] += equal_labels(tables)
         return details
 
     def _encode_labels(self, tables: dict[str, Records]) -> tuple[Details, dict[str, Records]]:
@@ -261,7 +261,7 @@ class Files(StoredTask):
             if label not in place:
                 missing = f"the training set of {self.path} has no label {shorten(label)}, but another split has"
                 raise BadInput(f"{missing}; add samples of it, or use labels='numbers' if they are to be predicted")
-        names = [str(int(c)) if isinstance(c, float) and c.is_integer() else str(c) for c in classes]
+        names = [class_name(label) for label in classes]
         encoded = {split: np.array([place[label] for label in table.labels]) for split, table in tables.items()}
         return {"classes": names}, {split: tables[split]._replace(labels=encoded[split]) for split in tables}
 

@@ -20,6 +20,7 @@ from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, list_mixer
 from longlens.models.config import ModelConfig
 from longlens.options import (
     REQUIRED,
+    Device,
     Is,
     NonNegative,
     Option,
@@ -155,12 +156,18 @@ class Recipe:
         return {name: first.get(name) if name in same else None for name in names}
 
     def resolve(
-        self, task: str | Task, mixer: str, changes: Changes | None = None, *, others: Iterable[str] = ()
+        self,
+        task: str | Task,
+        mixer: str,
+        changes: Changes | None = None,
+        *,
+        others: Iterable[str] = (),
+        also: Iterable[str] = (),
     ) -> Config:
         """A run of this recipe, with other values of some fields. Changes that only ``others`` of several mixers have
-        are left out."""
+        are left out. An unknown name may have been meant to be one of the fields, or ``also`` one of the caller's."""
         name = task.name if isinstance(task, Task) else task
-        new = sort_changes(changes or {}, name, [mixer, *others])
+        new = sort_changes(changes or {}, name, [mixer, *others], also)
         new["mixer"] = {key: value for key, value in new["mixer"].items() if key in find_mixer(mixer).options}
         if any(new["training"].get(budget) is not None for budget in BUDGETS):  # instead of the recipe's
             new["training"] = dict.fromkeys(BUDGETS) | new["training"]
@@ -273,15 +280,17 @@ def find_option(name: str, known: Mapping[str, Mapping[str, Option]], task: str)
     return next(((section, option) for section in sections if option in known.get(section, ())), None)
 
 
-def sort_changes(changes: Changes, task: str, mixers: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Changes by section."""
+def sort_changes(
+    changes: Changes, task: str, mixers: Iterable[str], also: Iterable[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Changes by section. ``also`` are names that an error may propose besides."""
     known = {section: section_options(section, task, mixers) for section in SECTIONS}
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in changes.items():
         place = find_option(name, known, task)
         if place is None:
             names = [f"{s}.{o}" if "." in name else o for s in SECTIONS for o in known[s]]
-            raise BadInput(f"there is no option {name!r}; {nearest(name, dict.fromkeys(names))}")
+            raise BadInput(f"there is no option {name!r}; {nearest(name, dict.fromkeys([*also, *names]))}")
         section, option = place
         if option in found[section]:
             raise BadInput(f"{section}.{option} is given twice")
@@ -311,7 +320,7 @@ class Runtime(Options):
 
     runs: Path = Path("runs")
     folder: Path | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     threads: Size | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False

@@ -13,7 +13,7 @@ from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config, Runtime
-from longlens.training.machine import choose_threads, join_processes, use_threads
+from longlens.training.machine import choose_threads, join_processes, keep_random, use_threads
 from longlens.training.open_run import TrainState
 from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result, read_task
 from longlens.training.step import evaluate
@@ -47,7 +47,9 @@ class Evaluation:
     bigram: float | None = None  # what counting pairs of tokens reaches, by the same metric
 
 
-def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "best", device: str = "auto") -> Evaluation:
+def evaluate_run(
+    folder: Path, split: SplitName = "test", checkpoint: str | int = "best", device: str = "auto"
+) -> Evaluation:
     """The metric and the loss of a checkpoint, ``best``, ``last`` or a step, on a whole split."""
     if split not in SPLITS:
         raise BadInput(f"split must be one of {', '.join(SPLITS)}, got {split}")
@@ -56,7 +58,8 @@ def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "bes
     run = RunFolder(folder, keep=1)
     task, path = config.task, find_checkpoint(run, checkpoint)
     threads, _ = choose_threads(None, run.last_threads())
-    with use_threads(threads), join_processes(Runtime.make({"device": device}, "the runtime")) as processes:
+    runtime = Runtime.make({"device": device}, "the runtime")
+    with use_threads(threads), join_processes(runtime) as processes, keep_random(processes.device):
         model = load_checkpoint(config, task.spec, path, processes.device)
         value, loss, _ = evaluate(model, task, split, config.training, processes)
         change = bigram = None
@@ -68,7 +71,7 @@ def evaluate_run(folder: Path, split: SplitName = "test", checkpoint: str = "bes
     return Evaluation(config, split, samples, int(path.name), task.spec.metric, value, loss, change, bigram)
 
 
-def load_model(folder: Path, checkpoint: str = "best", device: str = "cpu") -> Model:
+def load_model(folder: Path, checkpoint: str | int = "best", device: str = "cpu") -> Model:
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
     path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
@@ -88,8 +91,9 @@ def load_checkpoint(config: Config, spec: Spec, path: Path, device: torch.device
     return model.eval()
 
 
-def find_checkpoint(run: RunFolder, which: str) -> Path:
+def find_checkpoint(run: RunFolder, which: str | int) -> Path:
     """The folder of the best or the last checkpoint, or of that of a step."""
+    which = str(which)
     steps = [int(path.name) for path in run.checkpoint_folders()]
     if not steps:
         raise BadInput(f"{run.folder} has no checkpoint yet")

@@ -91,8 +91,10 @@ def open_logs(folder: Path | None, config: Config, runtime: Runtime, start: int,
         if runtime.wandb is not None:
             import wandb  # pyright: ignore[reportMissingImports]
 
-            values = config.values()
-            run: Any = wandb.init(project=runtime.wandb, dir=folder, id=folder.name, resume="allow", config=values)
+            from longlens.training.run import read_identity
+
+            values, (_, digest) = config.values(), read_identity(folder)
+            run: Any = wandb.init(project=runtime.wandb, dir=folder, id=digest, resume="allow", config=values)
             stack.callback(run.finish)
             logs.writers.append(lambda values, step: run.log(values, step=step))
         logs.file = stack.enter_context(open_to_append(folder / "metrics.jsonl"))

@@ -203,8 +203,9 @@ def validate(run: OpenRun, learner: Learner, logs: Logs) -> None:
         raise
     if not math.isfinite(loss):
         raise NotFinite(f"the loss on validation is {loss}", state.step)
-    state.score(value, higher_is_better(metric))
-    learner.schedule.update(value)
+    merit = -loss if math.isnan(value) else value  # equal labels have no R², which would fall as the loss rises
+    state.score(value, merit, higher_is_better(metric))
+    learner.schedule.update(merit)
     logs.evaluated(state.step, loss=loss, **{metric: value})
     run.save(learner, logs)
 
@@ -228,7 +229,7 @@ def finish(run: OpenRun, learner: Learner, plan: Plan) -> dict[str, Any]:
         "test": best and best.metric,  # of the best model on the validation set
         "test_last": last.metric,
         "test_samples": min(options.test_samples or math.inf, len(task.split("test"))),
-        "valid": state.best,
+        "valid": math.nan if state.last is not None and math.isnan(state.last) else state.best,
         "valid_last": state.last,
         "best_step": state.best_step,
         "steps": state.step,

@@ -23,10 +23,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from longlens import __version__
+from longlens.data.generate import cores as usable_cores
 from longlens.errors import BadInput
 from longlens.training.config import Runtime
 
 _RUNNING = Path("/proc/loadavg")
+_SHELL = 2**32 - 6  # the number of the step that is the shell of salloc; srun counts from 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,18 @@ def join_processes(runtime: Runtime) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def refuse_lone_tasks() -> None:
+    """Refuse to be one of several tasks of srun that do not know of each other. SLURM_NTASKS does not tell: it is that
+    of the whole job in a batch script and in the shell of salloc, where a program is started once."""
+    tasks, step = (os.environ.get(f"SLURM_STEP_{name}", "") for name in ("NUM_TASKS", "ID"))
+    if "RANK" not in os.environ and tasks.isdecimal() and int(tasks) > 1 and step.isdecimal() and int(step) < _SHELL:
+        raise BadInput(
+            f"started by srun with {tasks} tasks and no RANK, this would be {tasks} trainings that do not know of each "
+            "other: start it with torchrun, one task a machine (srun --ntasks-per-node=1 torchrun …), or unset "
+            "SLURM_STEP_NUM_TASKS where each is to be a run of its own"
+        )
+
+
 def _meet(backend: str) -> None:
     if os.environ.get("GROUP_WORLD_SIZE") != "1":  # several agents, which need not agree on how often they started
         dist.init_process_group(backend)
@@ -127,10 +141,6 @@ def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not wanted)
     return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_cores() -> float:
@@ -174,6 +184,11 @@ def use_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def keep_random(device: torch.device) -> AbstractContextManager[None]:
+    """Random numbers that are drawn within it, on the CPU and on this device, leave those after it as they were."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from longlens.training.config import Config, Engine, Runtime
 from longlens.training.logs import StopSignals, notify, open_to_append
 from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
 
+MOST_SAID = 10_000  # characters of an error: a pipe, which is read when the process has ended, holds 65,536 bytes
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -249,14 +251,14 @@ def _work() -> None:
             config = Config.from_json(request["config"], "the request")
             train_run(config, Runtime.make(request["runtime"], "the runtime"))
     except LongLensError as error:
-        print(error, file=answer, flush=True)
+        print(str(error)[:MOST_SAID], file=answer, flush=True)
         sys.exit(error.exit_code)
     except Exception as error:  # a bug, of ours or of a user's layer
         traceback.print_exc()
         if log is not None:
             with open_to_append(log) as file:
                 traceback.print_exc(file=file)
-        print(f"{type(error).__name__}: {error}", file=answer, flush=True)
+        print(f"{type(error).__name__}: {error}"[:MOST_SAID], file=answer, flush=True)
         sys.exit(1)
 
 

@@ -48,7 +48,7 @@ class TrainState:
 
     step: int = 0  # steps done
     evaluated: int = 0  # step of the last evaluation
-    best: float | None = None  # best metric on the validation set, and its step
+    best: float | None = None  # merit of the best evaluation, as a rule its metric, and its step
     best_step: int | None = None
     last: float | None = None
     losses: float = 0.0  # sum since the last line of metrics.jsonl, and the step of that line
@@ -71,12 +71,13 @@ class TrainState:
             problem = error.errors()[0]
             raise BadInput(f"{problem['loc'][0]} of the state cannot be read: {problem['msg']}") from None
 
-    def score(self, metric: float, higher_is_better: bool) -> None:
-        """Note an evaluation on the validation set."""
+    def score(self, metric: float, merit: float, higher_is_better: bool) -> None:
+        """Note an evaluation on the validation set, and whether it is the best by its merit: the metric, if it is a
+        number."""
         self.evaluated = self.step
         self.last = metric
-        if self.best is None or (metric > self.best if higher_is_better else metric < self.best):
-            self.best = metric
+        if self.best is None or (merit > self.best if higher_is_better else merit < self.best):
+            self.best = merit
             self.best_step = self.step
 
     def take_mean_loss(self) -> float:

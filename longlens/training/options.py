@@ -103,6 +103,8 @@ class TrainingConfig(Options):
             raise BadInput(f"one of epochs, steps and minutes must be given, got {' and '.join(given) or 'none'}")
         if self.minutes is not None and (self.decay_steps is not None or isinstance(self.warmup, int)):
             raise BadInput("minutes have no number of steps: give warmup as a fraction, and no decay_steps")
+        if self.minutes is not None and self.schedule == "inverse-sqrt" and not self.warmup:
+            raise BadInput("inverse-sqrt needs a warmup above 0 with minutes, which have no number of steps")
         if self.accumulate > self.batch_size:
             raise BadInput(f"accumulate must be at most the batch_size, {self.batch_size}, got {self.accumulate}")
         if self.groups is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longlens.data.codec import Codec, Encoded
 from longlens.errors import BadInput
 from longlens.models.model import Model, loss_sum, metric_sums, metric_value
-from longlens.tasks.base import Spec
+from longlens.training.machine import keep_random
 from longlens.training.step import Evaluated, in_bfloat16
 
 POOL = 8  # batches whose sequences are sorted by length together,
@@ -59,7 +59,7 @@ def _outputs(model: Model, pool: Sequence[tuple[Any, Row]], batch_size: int, pre
     order = sorted(range(len(pool)), key=lambda index: max(map(len, _parts(pool[index][1]))))
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with keep_random(device):
             torch.manual_seed(0)  # for layers that draw numbers: the same ones as in an evaluation
             with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16(precision, device)):
                 outputs = forward_rows(model, [pool[index][1] for index in batch]).float().cpu().numpy()
@@ -111,7 +111,7 @@ def predict(
     model: Model,
     inputs: Iterable[Any],
     *,
-    codec: Codec | None = None,
+    codec: Codec,
     names: bool = False,
     probabilities: bool = False,
     batch_size: int = 32,
@@ -122,15 +122,13 @@ def predict(
 
     Args:
         model: Model of a run, as ``load_model`` gives it.
-        inputs: Sequences, or pairs of them for pairs. Without a codec: token numbers (L,), or real numbers (L,) or
-            (L, channels), as the model takes them.
-        codec: What turns raw sequences into these, and outputs into names and numbers without scaling.
+        inputs: Sequences, or pairs of them for pairs, as the codec takes them.
+        codec: What turns them into what the model takes, and outputs into names and numbers without scaling.
         names: Return names instead of numbers of classes or tokens.
         probabilities: Return the probabilities of all classes or tokens.
         batch_size: Sequences at a time.
         precision: Numbers of the forward pass, as in a config.
     """
-    codec = plain_codec(model.spec) if codec is None else codec
     for option, given in (("probabilities", probabilities), ("names", names)):
         if given and codec.head == "regress":
             raise BadInput(f"{option} must be False for a task whose answers are numbers, got True")
@@ -144,12 +142,6 @@ def predict(
     if names or codec.head == "regress":
         return np.asarray(codec.decode(outputs))
     return softmax(outputs) if probabilities else outputs.argmax(axis=-1)
-
-
-def plain_codec(spec: Spec) -> Codec:
-    """For inputs that are encoded already: no vocabulary, no scaling, and any length that the model takes."""
-    form = "real" if spec.inputs == "real" else "tokens"
-    return Codec(form, spec.inputs, spec.size, 2**31, spec.head)
 
 
 def score(

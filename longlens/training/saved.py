@@ -81,28 +81,30 @@ class Run:
         except BadInput as error:
             raise BadInput(f"{self.folder / 'task.json'}: {error}") from None
 
-    def model(self, checkpoint: str = "best", *, device: str = "cpu") -> "Model":
+    def model(self, checkpoint: str | int = "best", *, device: str = "cpu") -> "Model":
         """The trained model of a checkpoint, ``"best"``, ``"last"`` or a step, ready to use."""
         from longlens.training.evaluate import load_model
 
         return load_model(self.folder, checkpoint, device)
 
     @contextmanager
-    def opened(self, checkpoint: str = "best", device: str = "auto") -> "Iterator[Model]":
+    def opened(self, checkpoint: str | int = "best", device: str = "auto") -> "Iterator[Model]":
         """The model on a device, with as many threads as the machine has free cores, for long work."""
         from longlens.training.machine import choose_device, choose_threads, use_threads
 
         with use_threads(choose_threads(None)[0]):
             yield self.model(checkpoint, device=str(choose_device(device)))
 
-    def evaluate(self, split: SplitName = "test", checkpoint: str = "best", *, device: str = "auto") -> "Evaluation":
+    def evaluate(
+        self, split: SplitName = "test", checkpoint: str | int = "best", *, device: str = "auto"
+    ) -> "Evaluation":
         """The metric of a checkpoint on a whole split."""
         from longlens.training.evaluate import evaluate_run
 
         return evaluate_run(self.folder, split, checkpoint, device)
 
     def evaluate_file(
-        self, file: Path | str, checkpoint: str = "best", *, device: str = "auto", batch_size: int = 32
+        self, file: Path | str, checkpoint: str | int = "best", *, device: str = "auto", batch_size: int = 32
     ) -> "Evaluation":
         """The metric of a checkpoint on another labeled file, read and encoded as the data of the run was."""
         from longlens.training.evaluate import Evaluation, find_checkpoint
@@ -153,7 +155,7 @@ class Run:
         names: bool = False,
         probabilities: bool = False,
         encoded: bool = False,
-        checkpoint: str = "best",
+        checkpoint: str | int = "best",
         batch_size: int = 32,
     ) -> np.ndarray:
         """What the model says about sequences of any lengths: class numbers, or numbers as they were in the labels;
@@ -178,18 +180,29 @@ class Run:
         return predict(self.model(checkpoint), inputs, codec=codec, precision=self.config.training.precision, **how)
 
     def _rows_of(self, frame: Any) -> Iterable[Any]:
-        """The sequences of a pandas frame."""
+        """The sequences of a pandas frame, read as those of a table: what is missing at the end is none."""
+        from longlens.data.values import read_cells
+
         layout, names = self._layout(".csv"), [str(name) for name in frame.columns]
         if layout.group_column is not None:
             raise BadInput("inputs must have a sequence in each row, and a frame in long form has not: write it as CSV")
-        if layout.input_column in names and not layout.columns:
-            return frame.iloc[:, names.index(layout.input_column)].tolist()
-        wanted = layout.columns or [name for name in names if name not in (layout.label_column, *layout.ignore)]
-        if missing := [name for name in wanted if name not in names]:
+        one = layout.input_column
+        if one in names and one not in layout.ignore and layout.columns in ((), (one,)):
+            sequences = enumerate(frame.iloc[:, names.index(one)].tolist())
+            if self.codec.is_text:
+                return [sequence for _, sequence in sequences]
+            return [read_cells(s.split(), f"inputs[{row}]") if isinstance(s, str) else s for row, s in sequences]
+        place, others = {name: index for index, name in enumerate(names)}, {layout.label_column, *layout.ignore}
+        wanted = layout.columns or [name for name in names if name not in others]
+        if missing := [name for name in wanted if name not in place]:
             raise BadInput(f"inputs must have the columns that the run was trained on, and {missing[0]!r} is not there")
-        return frame.iloc[:, [names.index(name) for name in wanted]].to_numpy()
+        values = frame.iloc[:, [place[name] for name in wanted]]
+        rows = enumerate(np.where(values.isna(), "", values.astype(object)).tolist())
+        return [read_cells(cells, f"inputs[{row}]", wanted) for row, cells in rows]
 
-    def stream(self, prompt: Any, *, checkpoint: str = "best", device: str = "cpu", **options: Any) -> "Continuation":
+    def stream(
+        self, prompt: Any, *, checkpoint: str | int = "best", device: str = "cpu", **options: Any
+    ) -> "Continuation":
         """The text that a language model writes after a prompt, in pieces: ``for piece in run.stream("once upon ")``.
 
         Args:
@@ -208,14 +221,19 @@ class Run:
         """The same as one text, which does not have the prompt in it; the arguments are those of ``stream``."""
         return "".join(self.stream(prompt, **options))
 
-    def export(self, folder: Path | str, to: "Target" = "hf", *, checkpoint: str = "best") -> Path:
+    def export(self, folder: Path | str, to: "Target" = "hf", *, checkpoint: str | int = "best") -> Path:
         """Write the model to a new folder, for transformers (``"hf"``) or as a program that needs torch alone
         (``"torch-export"``): see ``longlens.integrations.export``."""
         # By name, as integrations know this room and not the other way round.
         return import_module("longlens.integrations.export").export_run(self, folder, to, checkpoint)
 
     def explain(
-        self, sequence: Any, *, target: str | None = None, method: "Method" = "gradients", checkpoint: str = "best"
+        self,
+        sequence: Any,
+        *,
+        target: str | None = None,
+        method: "Method" = "gradients",
+        checkpoint: str | int = "best",
     ) -> "Explanation":
         """How much each value of a sequence speaks for a class, or raises the number that is predicted.
 

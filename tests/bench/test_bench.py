@@ -42,6 +42,16 @@ def test_attention(tmp_path):
         assert row["forward_peak_bytes"] > 0
 
 
+@pytest.mark.slow
+def test_flex_attention_is_measured_on_a_cpu(tmp_path):
+    """Without a backward, which it has on GPUs only."""
+    out = tmp_path / "bench.json"
+    bench_attention(lengths=(128,), head_dims=(16,), heads=2, rounds=1, groups=("attention",), out=out)
+    row = json.loads(out.read_text())["rows"][-1]
+    assert (row["name"], row["skipped"], row["forward_backward_s"]) == ("las on flex", None, None)
+    assert row["forward_s"] > 0
+
+
 def test_attention_says_what_is_skipped(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 4096)
     printed = bench_attention(lengths=(1024,), head_dims=(8,), heads=1, groups=("attention",), rounds=1, flex=False)
@@ -87,7 +97,8 @@ def test_decode_measures_every_layer_with_a_step(tmp_path):
     assert [row["length"] for row in rows[:2]] == [8, 24]
     size = {(row["mixer"], row["length"]): row["bytes"] for row in rows}
     assert 4 * 2 * 8 * 24 <= size["transformer", 24] <= 2 * 4 * 2 * 8 * (24 + 24), "keys and values, and room for more"
-    assert size["s4d", 8] == size["s4d", 24] == 8 * 8 * 32
+    assert size["s4d", 8] == size["s4d", 24] == size["s4", 8] == 8 * 8 * 32
+    assert size["lssl", 8] == 4 * 8 * 64, "without its matrices, which are the same for all texts"
     assert all(row["seconds"] > 0 and row["parameters"] > 0 for row in rows)
     assert text.count(" ×1 ") >= 4
 
@@ -128,8 +139,18 @@ def test_packages(tmp_path):
 
 
 def test_packages_that_are_not_installed_are_named(monkeypatch):
-    monkeypatch.setattr("longlens.bench.packages.PACKAGES", {"nowhere": ("no_such_package", None)})
-    assert "nowhere is not installed: pip install" in " ".join(map(str, bench_packages()[1:]))
+    missing = {"nowhere": ("no_such_package", None), "bird": ("transformers.no_such_bird", None)}
+    monkeypatch.setattr("longlens.bench.packages.PACKAGES", missing)
+    notes = ["nowhere is not installed: pip install nowhere", "bird is not installed: pip install 'longlens[hf]'"]
+    assert bench_packages()[1:] == notes
+
+
+def test_a_package_may_refuse_a_size_without_a_word(monkeypatch):
+    def refuse(package, size):
+        raise AssertionError
+
+    monkeypatch.setattr("longlens.bench.packages.PACKAGES", {"silent": ("json", refuse)})
+    assert bench_packages(lengths=(8,))[1:] == ["silent at L = 8: AssertionError"]
 
 
 def test_model(tmp_path):

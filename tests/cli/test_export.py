@@ -134,9 +134,12 @@ def test_the_card_says_what_the_records_say(run_of, longlens, here):
     pytest.importorskip("transformers", reason="transformers is not installed")
     run = run_of("texts")
     longlens("export", run.folder, "deep/er/my model")
+    longlens("export", run.folder, "transformers", "--to", "torch-export")
+    assert "\nlibrary_name: torch\n" in (here / "transformers/README.md").read_text(), "whatever the folder is called"
     card = (here / "deep/er/my model/README.md").read_text()
     result = run.result
     for words in (
+        "library_name: transformers\n",
         "# las on files",
         f"| parameters | {result['parameters']:,} |",
         "| training | 2 steps of ",

@@ -85,6 +85,15 @@ def test_a_file_that_we_touch_is_a_sentence(longlens, command):
     assert longlens("list", "runs") == (2, "", "longlens: nowhere: No such file or directory\n")
 
 
+def test_an_installed_package_says_it_as_well(monkeypatch):
+    package = "/usr/lib/python3/site-packages/longlens"
+    monkeypatch.setattr(cli, "__file__", f"{package}/cli/__init__.py")
+    for file, said in ((f"{package}/files.py", "nowhere: No such file or directory"), (f"{package}er/files.py", None)):
+        with pytest.raises(FileNotFoundError) as caught:
+            exec(compile("open('nowhere')", file, "exec"))
+        assert cli._environment_problem(caught.value) == said
+
+
 def test_a_file_that_others_touch_is_a_bug_of_theirs(longlens, command):
     command(lambda **_: Path("nowhere").read_text())
     with pytest.raises(FileNotFoundError):

@@ -86,6 +86,8 @@ def test_an_own_file_stays_and_tables_stand_beside_it(here):
     assert values == {"out": here / "x.json", "other": 1}
     assert take_output(values | {"out": here / "x.md"}, BESIDE) == Output("terminal", here / "x.md", "markdown")
     assert take_output({"out": here / "x.csv"}, ()) == Output()
+    with pytest.raises(BadInput, match="--format is for what is shown: leave it out with --out, whose ending says"):
+        take_output({"out": here / "x.csv", "format": "csv"}, ())
 
 
 def test_without_a_table_there_is_nothing_to_write(capsys, here):

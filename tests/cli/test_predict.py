@@ -101,8 +101,8 @@ def test_a_short_table_on_the_terminal(longlens, here, trained, new):
     assert "and 40 more rows; --out writes all of them" in said.words
     assert len([line for line in said.out.splitlines() if line.startswith("│")]) == 10
     ups = sum(load_run(trained / "run").predict(new[0], names=True) == "up")
-    assert f"'up' {ups} ({ups / 50:.1%})" in said.words
-    assert f"'down' {50 - ups} ({(50 - ups) / 50:.1%})" in said.words
+    assert f"'up' {ups} ({2 * ups:.1f} %)" in said.words
+    assert f"'down' {50 - ups} ({100 - 2 * ups:.1f} %)" in said.words
     assert longlens("predict", trained / "run", "new.csv", "--checkpoint", "last").code == 0
     assert "checkpoint must be one of" in longlens("predict", trained / "run", "new.csv", "--checkpoint", "7").err
 

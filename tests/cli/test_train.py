@@ -156,6 +156,13 @@ def test_evaluate_says_the_metric(longlens, here, tiny):
     )
     assert f"r2 {result['test']:.4f}, loss " in said.words
     assert "valid (8 samples)" in longlens("evaluate", "run", "--split", "valid", "--checkpoint", "last").words
+    as_json = longlens("evaluate", "run", "--format", "json")
+    (row,) = json.loads(as_json.out)[0]["rows"]
+    assert (row["mixer"], row["split"], row["samples"], row["step"], row["metric"]) == ("las", "test", 8, 2, "r2")
+    assert row["value"] == pytest.approx(result["test"], abs=1e-6)
+    assert "r2" in as_json.err, "sentences go to stderr"
+    assert longlens("evaluate", "run", "--out", "e.csv").out == f"{said.out}written to e.csv\n"
+    assert (here / "e.csv").read_text().startswith("mixer,task,split,samples,step,metric,value,loss\nlas,")
     said = longlens("evaluate", "run", "--checkpoint", "7")
     assert said.code == 2
     assert said.err.count("\n") == 1

@@ -131,6 +131,7 @@ def test_numbers_that_do_not_fit_are_refused(wrong, message):
         ([1, 2, 99], "row must have symbols of the training set, got '99' at position 3; it had -3 -2 -1 0 1 2 3"),
         ([1.5], "row must be a sequence of whole numbers, got 1.5"),
         ([1, np.nan], "row must be a sequence of whole numbers, got nan"),
+        ([1, np.inf], "row must be a sequence of whole numbers, got inf"),
         ([[1, 2]], "got 2 channels"),
         ("1 2", "got the text"),
     ],

@@ -2,11 +2,13 @@
 
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from longlens.data.readers import Layout, iter_records, read_records
+from longlens.data.tables import Table, make_plan
 from longlens.errors import BadInput
 
 LONG = "g;t;u;v;label\nA;1;1;2;x\nB;0;5;6;y\nA;0;0.5;1;x\n"
@@ -233,6 +235,26 @@ def test_memory_does_not_grow_with_the_file(tmp_path, form):
         tracemalloc.stop()
     assert count == (300 if form == "long" else 6_000)
     assert peak < 700_000
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_header_of_many_columns_is_looked_at_a_few_times(named):
+    """Not once for each column."""
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+        compared = 0
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    header = ["label", *(Name(f"t{i}") for i in range(500))]
+    layout = Layout(columns=tuple(map(str, header[1:])) if named else ())
+    plan = make_plan(Table(Path("a.csv"), "a.csv", header, lambda: iter(())), layout, with_labels=True)
+    assert plan.inputs == list(range(1, 501))
+    assert Name.compared < 5000
 
 
 # Mistakes

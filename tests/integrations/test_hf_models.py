@@ -234,6 +234,10 @@ def test_what_is_wrong_is_said():
         make_config(options={"windw": 3})
     with pytest.raises(BadInput, match="model_options has no option 'dept'; did you mean 'depth'"):
         make_config(model_options={"dept": 3})
+    with pytest.raises(BadInput, match=r"hidden_size must be given as model_options={'width': …}"):
+        make_config(hidden_size=32)
+    with pytest.raises(BadInput, match=r"num_attention_heads must be given as mixer_options={'heads': …}"):
+        make_config(num_attention_heads=4)
     with pytest.raises(BadInput, match="vocab_size must be a whole number of at least 1, got 0"):
         make_config(vocab_size=0)
     with pytest.raises(BadInput, match="channels must be none for a language model"):

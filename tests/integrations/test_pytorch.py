@@ -205,10 +205,24 @@ def test_every_variant(mixer):
     assert "schedule='exp-uniform'" in repr(layer)
 
 
+def test_a_layer_by_itself_has_its_name_and_new_weights_as_ever():
+    plain = nn.MultiheadAttention(D, H)
+    layer = copy.deepcopy(plain)
+    assert str(replace_attention(layer)) == "replaced MultiheadAttention"
+    for module in (plain, layer):
+        torch.manual_seed(1)
+        nn.init.ones_(module.out_proj.bias)
+        module._reset_parameters()
+    close(layer.state_dict(), plain.state_dict())
+    layer = nn.MultiheadAttention(D, H, bias=False)
+    replace_attention(layer)
+    layer._reset_parameters()
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda: replace_attention(nn.Linear(2, 2)), "no nn.MultiheadAttention that can be replaced .*huggingface"),
+        (lambda: replace_attention(nn.Linear(2, 2)), "no nn.MultiheadAttention that can .*, call las_attention there"),
         (lambda: replace_attention(nn.MultiheadAttention(D, H, add_zero_attn=True)), "add_zero_attn adds a key"),
         (lambda: replace_attention(encoder(), "alibi"), "there is no attention 'alibi' to take the place of another"),
         (lambda: replace_attention(encoder(), windows=3), "mixer 'las' has no option 'windows'; did you mean 'window'"),

@@ -12,7 +12,7 @@ from longlens.errors import BadInput
 from longlens.mixers.common import sinusoids
 from longlens.mixers.registry import REGISTRY, choose_mixer, create_mixer, list_mixers, register
 from longlens.models.config import ModelConfig
-from longlens.models.model import Model, check_fit, check_mixer_builds, create_model, refuse_foresight
+from longlens.models.model import Model, change_by_future, check_fit, check_mixer_builds, create_model, refuse_foresight
 from longlens.models.model import count_parameters as count
 from longlens.options import options_of
 from longlens.tasks.base import Spec, create_task
@@ -255,7 +255,8 @@ def test_a_language_model_sees_the_past_only(mixer, options, message):
 
 
 def test_smoothing_over_one_token_looks_nowhere():
-    create_model(SPECS["language"], "las", side="centered", window=1)
+    model = create_model(SPECS["language"], "las", side="centered", window=1)
+    assert change_by_future(model.blocks[0].mixer, model.config.width) == 0
 
 
 def test_asking_a_layer_whether_it_is_causal_draws_no_random_numbers():

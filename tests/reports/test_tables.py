@@ -109,6 +109,12 @@ def test_several_seeds_tell_chance_by_their_spread(spread, chance):
     assert ("it may be chance" in line) == chance
 
 
+def test_what_is_not_a_number_is_not_ranked():
+    unknown = outcome("transformer", test=float("nan"), metric="r2")
+    assert not list(verdict([unknown, outcome("las", test=0.5, metric="r2")]))
+    assert not list(choice([unknown, outcome("las", test=0.5, metric="r2")]))
+
+
 def test_less_is_better_for_languages():
     both = [outcome(name, test=test, metric="bits_per_byte") for name, test in (("las", 1.5), ("transformer", 1.6))]
     assert next(iter(verdict(both))).startswith("las is better than transformer, 1.500 to 1.600")

@@ -92,7 +92,7 @@ class Patient(nn.Module):
         return self.linear(x)
 
 
-@register_mixer("buggy", summary="has a bug, and prints a lot before")
+@register_mixer("buggy", summary="has a bug of which it says a lot, and prints a lot before")
 class Buggy(nn.Module):
     def __init__(self, d_model: Size):
         super().__init__()
@@ -100,4 +100,4 @@ class Buggy(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         print("x" * 200_000)  # more than a pipe holds
-        raise ValueError("my bug")
+        raise ValueError("my bug" + "!" * 200_000)

@@ -6,7 +6,7 @@ import pytest
 
 from longlens.data.datasets import SPLITS
 from longlens.errors import BadInput
-from longlens.tasks.base import create_task
+from longlens.tasks.base import StoredTask, create_task
 
 RNG = np.random.default_rng(0)
 
@@ -54,6 +54,28 @@ def test_another_choice_of_columns_is_another_set(make):
     table = curves()
     folders = {make(table, **options).folder() for options in ({}, {"ignore": ("t0",)}, {"columns": ("t1", "t0")})}
     assert len(folders) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "other"),
+    [
+        ({"label": np.arange(60) + 0.3}, {"label": 1024 * (np.arange(60) + 0.3)}),
+        ({f"t{i}": [0.3, 1.3] * 30 for i in range(8)}, {f"t{i}": [1024 * 0.3, 1024 * 1.3] * 30 for i in range(8)}),
+        ({"label": ["ant", "cat"] * 30}, {"label": ["healthy", "ill"] * 30}),
+        ({"a": [0.5] * 60}, {"b": [0.5] * 60}),
+        ({f"t{i}": [1, 2] * 30 for i in range(8)}, {f"t{i}": [3, 4] * 30 for i in range(8)}),
+    ],
+    ids=["units of labels", "units of inputs", "names of classes", "names of columns", "symbols"],
+)
+def test_data_of_another_meaning_is_other_data(make, table, other):
+    """Though the stored arrays are the same: numbers are scaled, and classes and symbols are places."""
+    arrays, found = [], []
+    for given in (table, table, other):  # in the same file
+        task = make(curves() | given)
+        arrays.append(StoredTask.fingerprint(task))
+        found.append(task.fingerprint())
+    assert len(set(arrays)) == 1
+    assert found[0] == found[1] != found[2]
 
 
 def test_an_id_column_semicolons_and_a_target_are_read(make):
@@ -115,6 +137,35 @@ def test_columns_come_in_the_order_of_training_in_all_files(tmp_path):
         table[sorted(table.columns, reverse=split == "test")].to_csv(tmp_path / f"{split}.csv", index=False)
     task = create_task("files", path=tmp_path)
     assert rows(task, "test") == rows(task, "train")
+
+
+def in_two(folder, train, test):
+    for split, table in (("train", train), ("test", test)):
+        table.to_csv(folder / f"{split}.csv", index=False)
+    return create_task("files", path=folder)
+
+
+def test_another_column_than_in_training_is_told(tmp_path):
+    table = pd.DataFrame(curves())
+    for test, both in (
+        (table.assign(x=0.5)[["x", *table.columns]], "has the column 'x' where train.csv has 't0'; give both the same"),
+        (table.drop(columns="t2"), "has the column 't3' where train.csv has 't2'; give both the same columns"),
+    ):
+        with pytest.raises(BadInput, match=f"test.csv {both}"):
+            in_two(tmp_path, table, test).prepare()
+    for test in (table.drop(columns="t7"), table.drop(columns="label").assign(t8=0.5, label=table["label"])):
+        assert len(rows(in_two(tmp_path, table, test), "test")[0]) == test.shape[1] - 1, "longer or shorter at its end"
+
+
+def test_a_column_to_ignore_may_be_in_one_of_the_files(tmp_path):
+    table = pd.DataFrame(curves())
+    more = pd.DataFrame(curves(id=["q"] * 60))
+    for train, test in ((table, more), (more, table)):
+        task = create_task("files", path=in_two(tmp_path, train, test).path, ignore=("id",), standardize=False)
+        np.testing.assert_allclose(np.squeeze(rows(task, "test")), table.drop(columns="label"), rtol=1e-6)
+    task = create_task("files", path=task.path, ignore=("id", "place"))
+    with pytest.raises(BadInput, match=r"train.csv, line 1: there is no column 'place' \(ignore\)"):
+        task.prepare()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +283,7 @@ def test_switches_and_dates_of_a_frame_are_taken():
     [
         (5, r"frame must be a pandas DataFrame, or a pair \(inputs, labels\) of arrays or lists, got int"),
         (np.ones((3, 2)), "frame must be a pandas DataFrame, .* got ndarray"),
+        ([[1, 2], [3, 4]], "frame must be a pandas DataFrame, .* got list"),  # two sequences without labels
         ((np.ones((3, 2)), [0, 1]), r"one label a sequence, got 3 and \(2,\)"),
         ((["ab", object()], [0, 1]), r"row 1 of frame must be a text or numbers, and a label"),
         (pd.DataFrame({"input": [[1], [2]]}), "frame must have a column 'label', got input"),
@@ -240,7 +292,7 @@ def test_switches_and_dates_of_a_frame_are_taken():
 def test_what_is_no_frame_is_told(frame, sentence, home):
     with pytest.raises(BadInput, match=sentence):
         create_task("files", frame=frame)
-    assert not list((home / "frames").iterdir())
+    assert not list(home.glob("frames/*"))
 
 
 def test_a_frame_and_a_path_are_not_given_together():
@@ -363,6 +415,12 @@ def test_classes_with_few_samples_are_worth_a_warning(make):
     assert warnings(make(table)) == ["class 'b' has 4 samples only; add samples, or leave out the rows"]
     (warning,) = warnings(make(curves() | {"label": [*range(1, 21)] * 3}))
     assert "use --labels numbers if they are quantities" in warning
+
+
+def test_equal_numbers_to_be_predicted_are_worth_a_warning(make):
+    found = warnings(make(curves() | {"label": [0.0] * 59 + [0.5]}))
+    equal = "set are all 0, so that its R² is not a number; hold out more sequences, or others by another seed"
+    assert found == [f"the labels of the valid {equal}", f"the labels of the test {equal}"]
 
 
 def test_warnings_are_said_once_by_the_first_use(make, capsys):

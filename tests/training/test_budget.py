@@ -1,9 +1,12 @@
 """How long a run trains: at least so many steps, until validation no longer improves, or by the clock."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
+from longlens import create_task, train
 from longlens.errors import BadInput
 from longlens.training import loop
 from longlens.training.config import LATER, TrainingConfig
@@ -24,6 +27,21 @@ def test_training_stops_when_validation_no_longer_improves(tiny, compare):
     assert compare.lines(short) == [line for line in compare.lines(long) if line["step"] <= result["steps"]]
     metrics = [line["r2"] for line in compare.lines(short) if line["split"] == "valid"]
     assert max(metrics) == result["valid"] == metrics[-4]
+
+
+def test_where_r2_is_not_a_number_the_loss_decides(tmp_path, monkeypatch, compare):
+    """The validation set of twelve rows is one. With a large rate, the first model is not the best, nor is the last."""
+    monkeypatch.setenv("LONGLENS_HOME", str(tmp_path / "home"))
+    inputs = np.random.default_rng(1).normal(size=(12, 5))
+    task = create_task("files", frame=(inputs, inputs.sum(axis=1)))
+    how = {"recipe": "smoke", "min_steps": 0, "evaluate_every": 3, "stop_after": 3, "threads": 1, "lr": 0.01}
+    folder = train(task, "las", steps=60, folder=str(tmp_path / "run"), schedule="constant", **how).folder
+    losses = {line["step"]: line["loss"] for line in compare.lines(folder) if line["split"] == "valid"}
+    result = compare.result(folder)
+    assert result["best_step"] == min(losses, key=losses.__getitem__) > 3
+    assert result["steps"] == min(60, result["best_step"] + 9)
+    assert math.isnan(result["valid"])
+    assert math.isnan(result["valid_last"])
 
 
 @pytest.mark.parametrize("back", [0, 4])
@@ -99,6 +117,7 @@ def test_two_processes_agree_on_the_time(runs, compare):
         ({"minutes": 0}, "minutes must be a number above 0"),
         ({"minutes": 3, "warmup": 10}, "minutes have no number of steps: give warmup as a fraction"),
         ({"minutes": 3, "decay_steps": 10}, "minutes have no number of steps"),
+        ({"minutes": 3, "schedule": "inverse-sqrt", "warmup": 0}, "inverse-sqrt needs a warmup above 0 with minutes"),
         ({"steps": 3, "stop_after": 0}, "stop_after must be a whole number of at least 1"),
     ],
 )

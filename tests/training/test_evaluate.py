@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from longlens import load_run
+from longlens.data.codec import Codec
 from longlens.data.datasets import Stream, Windows
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import create_model, sample_scores
@@ -156,6 +158,12 @@ def test_a_run_is_evaluated_in_python(tiny, compare):
     assert (found.bigram, found.change_by_later_tokens) == (None, None)
     assert evaluate_run(folder, "test", "last").value == result["test_last"]
     assert evaluate_run(folder, "valid", "18").value == result["valid_last"]
+    assert evaluate_run(folder, "valid", 18).value == result["valid_last"]
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    evaluate_run(folder)
+    assert torch.equal(torch.rand(3), wanted), "the caller's random numbers go on"
     for split, checkpoint, said in (
         ("tets", "best", "split must be one of train, valid, test, got tets"),
         ("test", "7", f"checkpoint must be one of best, last, {result['best_step']}, 18, got 7"),
@@ -203,16 +211,17 @@ def test_predictions_are_those_of_the_model(tiny):
     model = load_model(folder)
     assert not model.training
     sequences = [np.random.default_rng(0).normal(size=(16, 3)) for _ in range(5)]
-    found = predict(model, sequences, batch_size=2)
+    run = load_run(folder)
+    found = run.predict(sequences, batch_size=2, encoded=True)
     assert found.shape == (5, 16)
     with torch.no_grad():
         wanted = model(torch.tensor(np.stack(sequences), dtype=torch.float32))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(BadInput, match="probabilities must be False"):
-        predict(model, sequences, probabilities=True)
+        run.predict(sequences, probabilities=True, encoded=True)
     for wrong in ("abc", [[1, 2], [3, 4]], [], np.full((16, 3), np.nan)):
         with pytest.raises(BadInput, match=r"inputs\[0\] must be"):
-            predict(model, [wrong])
+            run.predict([wrong], encoded=True)
 
 
 def test_predictions_of_classes_pairs_and_languages():
@@ -220,20 +229,22 @@ def test_predictions_of_classes_pairs_and_languages():
     for head, rows in (("classify", tokens), ("language", tokens), ("match", [(tokens[0], tokens[1])] * 3)):
         metric = "accuracy" if head != "language" else "bits_per_byte"
         model = create_model(Spec("tokens", 7, 12, head, 7, metric), "las", depth=1, width=16, heads=2).eval()
-        chances = predict(model, rows, probabilities=True, batch_size=2)
+        codec = Codec.make(model.spec, {"form": "tokens"})
+        chances = predict(model, rows, codec=codec, probabilities=True, batch_size=2)
         assert chances.shape == (3, 7)
         np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
-        classes = predict(model, rows)
+        classes = predict(model, rows, codec=codec)
         assert classes.tolist() == chances.argmax(1).tolist()
         for row, found in zip(rows, chances, strict=True):  # padding changes nothing
-            np.testing.assert_allclose(predict(model, [row], probabilities=True)[0], found, rtol=1e-4, atol=1e-6)
-    assert predict(model, []).shape == (0,)
+            (alone,) = predict(model, [row], codec=codec, probabilities=True)
+            np.testing.assert_allclose(alone, found, rtol=1e-4, atol=1e-6)
+    assert predict(model, [], codec=codec).shape == (0,)
     with pytest.raises(BadInput, match=r"inputs\[0\] must be a pair of sequences, got 3"):
-        predict(model, [tokens])
+        predict(model, [tokens], codec=codec)
     classify = create_model(Spec("tokens", 7, 12, "classify", 7, "accuracy"), "las", depth=1, width=16, heads=2)
     for wrong in ([7], [-1], [1.5], [], [[1]]):
         with pytest.raises(BadInput, match=r"inputs\[0\] must"):
-            predict(classify, [wrong])
+            predict(classify, [wrong], codec=Codec.make(classify.spec, {"form": "tokens"}))
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -123,6 +126,19 @@ def test_weights_and_biases_that_are_not_installed_are_a_sentence(runs):
     assert run.code == 2
     assert "longlens: wandb is not installed: pip install 'longlens[wandb]'" in run.said
     assert "Traceback" not in run.said
+
+
+def test_weights_and_biases_know_a_run_by_its_config(tiny, monkeypatch):
+    """Not by the last name of its folder, which others may have as well."""
+    started = []
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.init = lambda **options: started.append(options["id"]) or Mock()  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name, seed in (("a", 0), ("b", 1)):
+        tiny.unfinished(f"{name}/run", 2, {"steps": 4, "training.seed": seed}, wandb="project", checkpoint_every=2)
+        tiny.train(f"{name}/run", {"steps": 4, "training.seed": seed}, wandb="project")
+    assert started[0] == started[1] != started[2] == started[3]
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import longlens
+from longlens import train
+from longlens.errors import BadInput
 from longlens.training import machine as module
 from longlens.training.machine import busy_cores, choose_threads, environment
 from longlens.training.run import read_environment
@@ -98,3 +100,29 @@ def test_a_run_says_what_it_chose_and_remembers_it(tiny, machine, capfd, monkeyp
     assert "2 of 8 cores as when this run was started" in said
     assert "another environment" not in said
     assert [entry["threads"] for entry in read_environment(folder)] == [2, 2]
+
+
+SLURM = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}  # also of a batch script
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}, True),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "RANK": "0"}, False),  # torchrun
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "8"}, False),  # the shell of salloc
+        ({}, False),
+    ],
+)
+def test_tasks_of_srun_do_not_train_beside_each_other(environment, refused, monkeypatch, tmp_path):
+    for name in ("RANK", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (SLURM | environment).items():
+        monkeypatch.setenv(name, value)
+    if not refused:
+        module.refuse_lone_tasks()
+        return
+    with pytest.raises(BadInput, match=r"started by srun with 8 tasks and no RANK, .* start it with torchrun"):
+        train("atomic-cumsum", recipe="smoke", runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,6 +273,35 @@ def test_rows_of_a_frame_are_those_of_its_file(tmp_path):
         np.testing.assert_array_equal(run.predict(given, probabilities=True), wanted)
     with pytest.raises(BadInput, match="must have the columns that the run was trained on, and 'v3' is not there"):
         run.predict(frame.drop(columns="v3"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda frame: frame.assign(v4=frame["v4"].where(frame["v4"] > 9)),
+        lambda frame: frame.assign(v2=frame["v2"] > 9, v3=frame["v3"].astype("Float32")),
+        lambda frame: frame.assign(input=[" ".join(map(str, row)) for row in frame.to_numpy()])[["input"]],
+    ],
+    ids=["rows that end early", "switches and other kinds of numbers", "numbers in one cell"],
+)
+def test_a_frame_is_read_as_its_file_is(tmp_path, change):
+    pandas = pytest.importorskip("pandas")
+    frame = change(pandas.DataFrame({f"v{i}": RANDOM.normal(9, 3, size=60).round(2) for i in range(5)}))
+    task = create_task("files", frame=frame.assign(label=["x", "y"] * 30))
+    run = train(task, "las", runs=str(tmp_path / "runs"), **HOW).run
+    wanted = [record.sequence for record in run.records(Path(task.path) / "train.csv")]
+    found = run.predict(frame, probabilities=True)
+    np.testing.assert_allclose(found, run.predict(wanted, probabilities=True), rtol=1e-5)
+
+
+def test_a_run_of_before_names_were_part_of_the_data_is_refused_and_can_be_used(tmp_path, data, monkeypatch):
+    how = {"path": str(data), "folder": str(tmp_path / "run"), **HOW}
+    with monkeypatch.context() as before:
+        before.delattr("longlens.tasks.files.Files.fingerprint")
+        train("files", "las", **how)
+    with pytest.raises(BadInput, match="belongs to other data"):
+        train("files", "las", **how)
+    assert load_run(tmp_path / "run").predict(curves(2)).shape == (2,)
 
 
 def test_softmax():

@@ -30,7 +30,7 @@ from transformers.masking_utils import (
 from transformers.utils.output_capturing import _active_collector
 
 from longlens.errors import BadInput
-from longlens.integrations.masked import NEEDS_ALL_KEYS, Seen, attend, read_mask, split_mask
+from longlens.integrations.masked import NEEDS_ALL_KEYS, Seen, attend, read_mask, split_mask, with_units
 from longlens.integrations.settings import Settings, choose_settings, takes
 
 NAMES = ("las", "las-chunk", "l-attention", "s-attention")
@@ -258,9 +258,7 @@ def _attend_across(
 ) -> tuple[Tensor, Tensor | None]:
     """Plain attention, by transformers itself."""
     width = value.shape[-1]
-    if need_weights:  # a key's weight is the output if its value alone is 1
-        unit = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
-        value = torch.cat([value, unit], dim=-1)
+    value = with_units(value) if need_weights else value
     options = {"dropout": dropout, "scaling": scaling, "is_causal": False, "position_bias": bias}
     output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
     return (output[..., :width], output[..., width:].transpose(1, 2)) if need_weights else (output, None)

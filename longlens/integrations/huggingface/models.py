@@ -30,6 +30,12 @@ from longlens.models.model import Model, refuse_foresight
 from longlens.options import Option, Size
 from longlens.tasks.base import Spec
 
+ELSEWHERE = {  # names that other configs of transformers have, and where ours has them
+    "hidden_size": "model_options={'width': …}",
+    "num_hidden_layers": "model_options={'depth': …}",
+    "num_attention_heads": "mixer_options={'heads': …}",
+}
+
 
 class LaSConfig(PreTrainedConfig):
     """All that makes a model again, as plain JSON.
@@ -62,6 +68,9 @@ class LaSConfig(PreTrainedConfig):
     scaling: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, place in ELSEWHERE.items():
+            if name in kwargs:
+                raise BadInput(f"{name} must be given as {place}")
         for name, none in (("vocab_size", False), ("max_position_embeddings", False), ("channels", True)):
             given = getattr(self, name)
             setattr(self, name, None if given is None and none else Option(name, Size).check(given))
