@@ -1,4 +1,4 @@
-"""LaS in models of plain PyTorch: ``replace_attention`` turns their ``nn.MultiheadAttention`` into LaS."""
+"""LaS in models of plain PyTorch: ``replace_attention`` turns their attention into LaS."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
+from longlens.integrations.calls import LaSForward, calls_attention
 from longlens.integrations.masked import Seen, attend, read_mask, read_padding, split_mask
 from longlens.integrations.settings import Settings, choose_settings
 from longlens.mixers.common import merge_heads, split_heads
@@ -28,11 +29,12 @@ class Replaced:
 
 
 def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[str] = (), **settings: Any) -> Replaced:
-    """Turn the ``nn.MultiheadAttention`` layers of a model into LaS, in place and with the weights that they have.
+    """Turn the attention of a model into LaS, in place and with the weights that it has: its ``nn.MultiheadAttention``
+    layers, and the modules that call ``scaled_dot_product_attention`` themselves.
 
     They are called as before, and their checkpoints are the same. A call with a causal mask is causal, one without a
-    mask sees both sides; other masks and biases stay what they are. A call with keys of another sequence is refused:
-    name such layers in ``skip``.
+    mask sees both sides; other masks and biases stay what they are. A call with keys of another sequence is refused
+    where it can be told: name such layers in ``skip``.
 
     Args:
         model: Any module, as an ``nn.TransformerEncoder`` or a vision transformer.
@@ -48,19 +50,24 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
     for name in skip:
         if name not in modules:
             raise BadInput(f"skip must have names of modules of the model, got {name}; {nearest(name, modules)}")
-    found = {name: module for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)}
+    layers = {name: module for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)}
+    callers = {name: module for name, module in modules.items() if calls_attention(module)}
+    found = callers | layers
     left = {name: reason for name, layer in found.items() if (reason := _why_not(layer, name, modules, skip))}
     if len(left) == len(found):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         hint = (
-            "those of transformers take attn_implementation='las' after import longlens.integrations.huggingface; "
-            "where the model itself calls scaled_dot_product_attention, call las_attention there"
+            "nn.MultiheadAttention, or modules that call scaled_dot_product_attention; models of transformers take "
+            "attn_implementation='las' after import longlens.integrations.huggingface"
         )
-        raise BadInput(f"model has no nn.MultiheadAttention that can be replaced ({reasons or hint})")
-    replaced = tuple(name or type(model).__name__ for name in found if name not in left)
+        raise BadInput(f"model has no attention that can be replaced ({reasons or hint})")
+    replaced = tuple(name or type(model).__name__ for name in modules if name in found and name not in left)
     for name in found.keys() - left.keys():  # a layer stays itself, with its weights, its hooks, and who refers to it
-        found[name].__class__ = LaSMultiheadAttention
-        found[name].__dict__["settings"] = chosen
+        if name in layers:
+            layers[name].__class__ = LaSMultiheadAttention
+            layers[name].__dict__["settings"] = chosen
+        else:
+            callers[name].__dict__["forward"] = LaSForward(callers[name], chosen)
     for encoder in modules.values():  # nested tensors are for its own attention alone
         if isinstance(encoder, nn.TransformerEncoder):
             encoder.use_nested_tensor &= not any(
@@ -69,14 +76,16 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
     return Replaced(replaced, left)
 
 
-def _why_not(
-    layer: nn.MultiheadAttention, name: str, modules: dict[str, nn.Module], skip: Collection[str]
-) -> str | None:
+def _why_not(layer: nn.Module, name: str, modules: dict[str, nn.Module], skip: Collection[str]) -> str | None:
     """Why a layer cannot be LaS, or should not be; None if it can."""
+    if any(name == other or name.startswith(f"{other}.") for other in skip):
+        return "it is to be skipped"
+    if not isinstance(layer, nn.MultiheadAttention):
+        of_transformers = type(layer).__module__.startswith("transformers.")
+        return "models of transformers take attn_implementation='las'" if of_transformers else None
     parent, _, own = name.rpartition(".")
     is_cross = own == "multihead_attn" and isinstance(modules[parent], nn.TransformerDecoderLayer)
     reasons = {
-        "it is to be skipped": any(name == other or name.startswith(f"{other}.") for other in skip),
         f"a {type(layer).__name__} is a class of its own": type(layer) not in LAYERS,
         "keys or values of another width are of another sequence": {layer.kdim, layer.vdim} != {layer.embed_dim},
         "it attends to another sequence": is_cross,

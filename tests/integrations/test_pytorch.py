@@ -222,7 +222,7 @@ def test_a_layer_by_itself_has_its_name_and_new_weights_as_ever():
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda: replace_attention(nn.Linear(2, 2)), "no nn.MultiheadAttention that can .*, call las_attention there"),
+        (lambda: replace_attention(nn.Linear(2, 2)), "no attention that can be replaced .*attn_implementation"),
         (lambda: replace_attention(nn.MultiheadAttention(D, H, add_zero_attn=True)), "add_zero_attn adds a key"),
         (lambda: replace_attention(encoder(), "alibi"), "there is no attention 'alibi' to take the place of another"),
         (lambda: replace_attention(encoder(), windows=3), "mixer 'las' has no option 'windows'; did you mean 'window'"),
