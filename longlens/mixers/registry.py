@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_type_hints
 
 from longlens.errors import BadInput
 from longlens.options import REQUIRED, Option, check_options, nearest, options_of, without_none
@@ -233,7 +233,11 @@ def _with_checks(layer: _Layer) -> _Layer:
         given.apply_defaults()
         args[0].__dict__["arguments"] = {name: given.arguments[name] for name in options}
 
-    checked.__dict__["__signature__"] = signature
+    plain = get_type_hints(initialize)  # without what checks them, for people who ask for help
+    parameters = [
+        given.replace(annotation=plain.get(name, given.annotation)) for name, given in signature.parameters.items()
+    ]
+    checked.__dict__["__signature__"] = signature.replace(parameters=parameters)
     layer.__init__ = checked
     if layer.extra_repr is nn.Module.extra_repr:
         layer.extra_repr = lambda self: ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())

@@ -75,7 +75,8 @@ class Computed:
     def run(self, results: Path) -> list[Any]:
         results.mkdir(parents=True, exist_ok=True)
         printed, found = self.compute(results)
-        tables = [f"**{sheet.title}**\n\n{sheet.to_markdown()}" for sheet in printed if isinstance(sheet, Sheet)]
+        sheets = [sheet for sheet in printed if isinstance(sheet, Sheet)]
+        tables = ["\n\n".join([f"**{sheet.title}**", sheet.to_markdown(), *sheet.notes]) for sheet in sheets]
         write_json(results / f"{self.name}.json", found._replace(tables=tables)._asdict())
         return [*printed, *found.sentences]
 

@@ -254,7 +254,9 @@ def test_a_layer_that_is_not_registered_can_be_built():
 
 
 def test_device_and_dtype_are_named_arguments_and_others_are_refused():
-    assert list(inspect.signature(longlens.LaSAttention).parameters)[-2:] == ["device", "dtype"]
+    shown = inspect.signature(longlens.LaSAttention)
+    assert list(shown.parameters)[-2:] == ["device", "dtype"]
+    assert "Annotated" not in str(shown), "types are those that people read"
     for given, meant in (("windwo", "window"), ("heads", "num_heads"), ("devcie", "device")):
         said = f"LaSAttention: got an unexpected keyword argument '{given}'; did you mean '{meant}'?"
         with pytest.raises(TypeError, match=re.escape(said)):
