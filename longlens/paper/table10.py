@@ -171,7 +171,7 @@ def _compute(results: Path) -> tuple[list[Any], Found]:
     otherwise = {name: (how, measure_traits(name, **options).far) for name, (how, options) in OTHERWISE.items()}
     for name, far in flat.items():
         how, then = otherwise.get(name, ("", 1.0))
-        sentences.append(f"Not so {name} ({far:.2g}){f'; but {then:.2g} {how}' if then <= DECAYS else ''}.")
+        sentences.append(f"{name} has {far:.2g}{f', and {then:.2g} {how}' if then <= DECAYS else ''}.")
     exceptions = [name for name in flat if otherwise.get(name, ("", 1.0))[1] > DECAYS]
     decaying = [f"{name} {otherwise[name][0]}" for name in flat if name not in exceptions]
     because = f"{len(SUCCESSFUL) - len(exceptions)} of {len(SUCCESSFUL)} do at initialization"

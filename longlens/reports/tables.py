@@ -215,7 +215,7 @@ def _said_of_guessing(
     yield f"{name}, the best on validation, beats guessing: {shown}"
     for other, value in others.items():
         if _sign(metric) * (test - value) <= 0:
-            yield f"but a {other} is as good: {show_metric(metric, value)}"
+            yield f"but a {other} is {'as good' if value == test else 'better'}: {show_metric(metric, value)}"
 
 
 def _baseline_values(outcomes: list[Outcome]) -> dict[str, list[float | None]]:

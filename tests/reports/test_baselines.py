@@ -106,7 +106,7 @@ def test_what_is_said(tmp_path, monkeypatch):
     good, bad = RANDOM.random(200) < 0.95, RANDOM.random(200) < 0.5
     (line, other) = tables.beats_guessing(outcomes_of(tmp_path, [0.9, 0.5], [good, bad]))
     assert line.startswith("las, the best on validation, beats guessing: ")
-    assert other == "but a linear model of statistics is as good: 97.0 %"
+    assert other == "but a linear model of statistics is better: 97.0 %"
     (line,) = tables.beats_guessing(outcomes_of(tmp_path, [0.5, 0.9], [good, bad]))
     assert line.startswith("nothing beats guessing: transformer, the best on validation, has ")
 
