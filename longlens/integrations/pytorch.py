@@ -81,8 +81,10 @@ def _why_not(layer: nn.Module, name: str, modules: dict[str, nn.Module], skip: C
     if any(name == other or name.startswith(f"{other}.") for other in skip):
         return "it is to be skipped"
     if not isinstance(layer, nn.MultiheadAttention):
-        of_transformers = type(layer).__module__.startswith("transformers.")
-        return "models of transformers take attn_implementation='las'" if of_transformers else None
+        if type(layer).__module__.startswith("transformers."):
+            return "models of transformers take attn_implementation='las'"
+        inside = any(other.startswith(f"{name}." if name else "") for other in skip)  # whose calls it would answer, too
+        return "it contains what is to be skipped" if inside else None
     parent, _, own = name.rpartition(".")
     is_cross = own == "multihead_attn" and isinstance(modules[parent], nn.TransformerDecoderLayer)
     reasons = {

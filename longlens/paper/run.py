@@ -127,8 +127,8 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
 
 
 def _trials_of(records: list[Record], score: str) -> list[Trial]:
-    scores = {"test": lambda record: record.scores, "valid": lambda record: None}
-    return [Trial(record.result[score], scores[score](record)) for record in records if record.result]
+    """Scores of single samples are those of the test set."""
+    return [Trial(run.result[score], run.scores if score == "test" else None) for run in records if run.result]
 
 
 def verdict_of(artifact: Artifact, scale: Scale, records: Records) -> str:

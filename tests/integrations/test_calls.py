@@ -154,6 +154,21 @@ def test_all_that_call_it_are_found_and_no_others():
         replace_attention(nn.Linear(2, 2))
 
 
+def test_what_is_skipped_stays_plain_inside_of_another():
+    class Outer(Attention):
+        def __init__(self):
+            super().__init__()
+            self.inner = Attention()
+
+        def forward(self, x):
+            return super().forward(self.inner(x))
+
+    model = nn.Sequential(Outer(), Attention())
+    found = replace_attention(model, **STEEP, skip=["0.inner"])
+    assert found.replaced == ("1",)
+    assert found.left == {"0": "it contains what is to be skipped", "0.inner": "it is to be skipped"}
+
+
 def test_what_is_recomputed_for_the_backward_pass_is_las_too():
     model = Checkpointed()
     replace_attention(model, **STEEP)
