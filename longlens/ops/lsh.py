@@ -148,8 +148,8 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """One round of sorted chunks, (B, H, n, S, d): z and y. Only they are kept for the gradient, which computes the
-    scores again. Both go through a few chunks at a time."""
+    """One round of sorted chunks, (B, H, n, S, d): z and y. The gradient computes the scores again. Both go
+    through a few chunks at a time."""
 
     @staticmethod
     @no_autocast
@@ -170,19 +170,19 @@ class _Attend(torch.autograd.Function):
             weights = scores.softmax(dim=-1)
             total[:, :, rows] = scores.amax(dim=-1) - weights.amax(dim=-1).log()
             y[:, :, rows] = _drop(weights, kept, rows).to(value.dtype) @ _and_previous(value[:, :, seen], rows)
-        ctx.save_for_backward(query, key, value, buckets, places, kept, total, y)
+        ctx.save_for_backward(query, key, value, buckets, places, kept, y)
         ctx.options = is_causal, across_buckets
         return total, y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_y: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, buckets, places, kept, total, y = ctx.saved_tensors
+        query, key, value, buckets, places, kept, y = ctx.saved_tensors
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         change = ((grad_y * y).sum(dim=-1) - grad_total).unsqueeze(-1)
         for rows, seen in _pieces(query):
             scores = _scores(query, key, buckets, places, rows, seen, *ctx.options)
-            weights = scores.sub_(total[:, :, rows].unsqueeze(-1)).exp_()
+            weights = scores.softmax(dim=-1)  # exp(s - z), without torch.exp, which is slow at -inf
             g = grad_y[:, :, rows]
             _add_to_previous(grad_value, _drop(weights, kept, rows).to(value.dtype).mT @ g, rows)
             # dz/ds = w, and dy/ds = w ⊙ (v - y); a token's score with itself is a constant.

@@ -38,9 +38,11 @@ def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figur
     figure = Figure(figsize=(6, 4.2), layout="constrained")
     axes = figure.subplots()
     columns = list(dict.fromkeys(cell.column or cell.task for cell, _ in entries))
-    for number, row in enumerate(dict.fromkeys(cell.row for cell, _ in entries)):
+    rows = list(dict.fromkeys(cell.row for cell, _ in entries))
+    for number, row in enumerate(rows):
+        aside = 0.05 * (number - (len(rows) - 1) / 2)  # so that bars do not hide each other
         points = [(cell.column or cell.task, _scores(runs, study.score)) for cell, runs in entries if cell.row == row]
-        places = [columns.index(column) for column, _ in points]
+        places = [columns.index(column) + aside for column, _ in points]
         spread = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
         means = [mean(values) for _, values in points]
         axes.errorbar(places, means, spread, **line_look(number), marker="o", capsize=3, label=row)

@@ -34,6 +34,7 @@ ARTIFACTS = (  # a module of this room for each
     "chunk-sweep",
     "side",
     "length",
+    "training",
     "bidirectional",
 )
 

@@ -1,6 +1,6 @@
 """What the paper leaves out: whether the lead of LaS over a Transformer grows with the length of the sequence."""
 
-from longlens.paper.study import Cell, Claim, Scale, Study, better, option
+from longlens.paper.study import Cell, Claim, Scale, Study, growing_lead, option
 
 MIXERS = {"Transformer": "transformer", "LaS": "las"}
 
@@ -26,14 +26,9 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def claims(scale: Scale) -> list[Claim]:
-    few, many = _lengths(scale)[0], _lengths(scale)[-1]
-    lead = better(f"LaS is better than a Transformer on {many:,} tokens", *_both(many, scale))
-    before = [(-sign, cell) for sign, cell in better("", *_both(few, scale)).cells]
-    return [lead, Claim(f"LaS leads by more on {many:,} tokens than on {few:,}", [*lead.cells, *before])]
-
-
-def _both(length: int, scale: Scale) -> tuple[Cell, Cell]:
-    return _cell("LaS", length, scale), _cell("Transformer", length, scale)
+    few, *_, many = _lengths(scale)
+    both = [(_cell("LaS", length, scale), _cell("Transformer", length, scale)) for length in (few, many)]
+    return growing_lead(f"on {many:,} tokens", f"on {few:,}", both[1], both[0])
 
 
 STUDY = Study(

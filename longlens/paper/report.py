@@ -15,6 +15,7 @@ from longlens.reports.sheet import Column, Sheet
 PERCENT = "accuracy"  # the metric that is shown in percent
 REASONS = {  # why LaS may not be ahead, and the artifacts whose runs say so
     "Does LaS gain on longer sequences?": "length",
+    "Does it gain by longer training?": "training",
     "Does it gain with fewer or with more samples?": "figure6",
     "Does it hang on the side of the smoothing?": "side",
 }
@@ -63,9 +64,9 @@ def counts(scale: Scale, records: Records) -> str:
     verdicts = [finding.verdict for _, finding in found]
     beside = [_beside_paper(claim, finding, _metric(claim, scale)) for claim, finding in found]
     lines = [
-        f"Of {len(claims)} claims that are weighed by runs, {verdicts.count('holds')} hold, "
-        f"{verdicts.count('does not hold')} do not hold, {verdicts.count('not decided')} are not decided, and "
-        f"{len(claims) - len(found)} wait for runs."
+        f"Of {len(claims)} claims that are weighed by runs, the verdict is *holds* for {verdicts.count('holds')}, "
+        f"*does not hold* for {verdicts.count('does not hold')} and *not decided* for {verdicts.count('not decided')}; "
+        f"runs are missing for {len(claims) - len(found)}."
     ]
     if any(beside):
         lines.append(

@@ -101,6 +101,13 @@ def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> 
     return Claim(text, [(1.0, winner), (-1.0, loser)], paper)
 
 
+def growing_lead(here: str, there: str, now: tuple[Cell, Cell], before: tuple[Cell, Cell]) -> list[Claim]:
+    """That LaS is ahead of a Transformer in one place, and by more than in another; a pair of cells for each."""
+    lead = better(f"LaS is better than a Transformer {here}", *now)
+    less = [(-weight, cell) for weight, cell in better("", *before).cells]
+    return [lead, Claim(f"LaS leads by more {here} than {there}", [*lead.cells, *less])]
+
+
 @dataclass(frozen=True)
 class Study:
     """An artifact of the paper that is made of runs.

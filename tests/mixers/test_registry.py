@@ -115,7 +115,13 @@ def test_every_mixer_builds_with_its_defaults_on_any_device(name):
     assert all(parameter.is_meta for parameter in mixer.build(64, max_length=512, device="meta").parameters())
     layer = mixer.build(64, device="meta")
     assert isinstance(layer, mixer.preset.layer)
-    assert layer(torch.empty(2, 40, 64, device="meta")).shape == (2, 40, 64)
+    x, mask = torch.empty(2, 40, 64, device="meta"), torch.empty(2, 40, dtype=torch.bool, device="meta")
+    for tokens in (None, mask):  # a tensor that was made on another device is refused, in both directions
+        layer.zero_grad()
+        y = layer(x, mask=tokens)
+        y.sum().backward()
+        assert y.shape == x.shape
+        assert all(parameter.grad.is_meta for parameter in layer.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.zoo

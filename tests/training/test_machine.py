@@ -1,5 +1,8 @@
 """The machine of a run: how many threads it takes if nobody says it, and what is remembered of it."""
 
+import ctypes
+import mmap
+import resource
 import subprocess
 from pathlib import Path
 
@@ -126,3 +129,22 @@ def test_tasks_of_srun_do_not_train_beside_each_other(environment, refused, monk
     with pytest.raises(BadInput, match=r"started by srun with 8 tasks and no RANK, .* start it with torchrun"):
         train("atomic-cumsum", recipe="smoke", runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the memory of another C library is left alone")
+def test_memory_is_kept_for_the_next_tensors_and_returned_in_the_end():
+    def new_pages() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            torch.ones(2**24)  # 64 MiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def used() -> int:
+        return module.PeakMemory(torch.device("cpu")).before
+
+    with module.keep_memory():
+        new_pages()
+        pages, held = new_pages(), used()
+    assert pages < 2**26 / mmap.PAGESIZE, "fewer than those of one tensor"
+    assert new_pages() > 6 * 2**26 / mmap.PAGESIZE
+    assert used() < held - 2**25
