@@ -171,7 +171,7 @@ def test_a_report_is_the_same_from_the_same_records(reported, here, tmp_path):
 def test_the_report_says_how_many_claims_hold_and_why_others_may_not(reported, here, tmp_path):
     (las, *_) = reported["any"].cells("smoke")
     for least, paper, verdict, counts in (
-        (2.0, None, "does not hold", "Of 1 claims that are weighed by runs, 0 hold, 1 do not hold"),
+        (2.0, None, "does not hold", "*holds* for 0, *does not hold* for 1 and *not decided* for 0; runs are"),
         (-2.0, 1000.0, "holds, less than the paper's", "1 are smaller than it and 0 larger"),
         (-2.0, -1000.0, "holds, more than the paper's", "0 are smaller than it and 1 larger"),
     ):
