@@ -10,6 +10,7 @@ from longlens.paper.records import Records
 from longlens.paper.report import picture_of, summary, write_results
 from longlens.paper.run import plan
 from longlens.paper.study import Study
+from longlens.training.config import Runtime
 
 ROOT = Path(__file__).parents[1]
 MARKS = r"(<!-- from RESULTS.md -->\n).*?(<!-- end -->)"
@@ -32,7 +33,7 @@ def draw(root: Path = ROOT) -> None:
     records = Records(root / "results" / "mini")
     for study in map(find_artifact, ARTIFACTS):
         if isinstance(study, Study) and study.draw is None and not plan(study.cells("mini"), "mini", records).missing:
-            draw_study(study, "mini", records, root, picture_of(study, records.folder))
+            draw_study(study, "mini", records, Runtime(), picture_of(study, records.folder))
 
 
 if __name__ == "__main__":

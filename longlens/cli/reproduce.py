@@ -40,7 +40,7 @@ def reproduce(
         list: List all artifacts: their claims, what is done and missing, and the verdicts.
         scale: Size of the runs: smoke (seconds), mini (minutes on a core), paper (a GPU).
         tasks: Make the runs on these tasks only; by default all.
-        report: Write RESULTS.md, beside the folder of the records.
+        report: Write RESULTS.md, or RESULTS-SCALE.md for another scale than mini, beside the folder of the records.
         results: Folder of the records of finished runs.
         runs: Folder of the runs themselves.
         jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
@@ -62,12 +62,17 @@ def reproduce(
         known = ", ".join(dict.fromkeys(cell.task for cell in cells)) or "no task"
         raise BadInput(f"tasks must be of these artifacts ({known}), got {', '.join(sorted(unknown))}")
     cells = [cell for cell in cells if not tasks or cell.task in tasks]
+    out = results.absolute().parent / ("RESULTS.md" if scale == "mini" else f"RESULTS-{scale}.md")
+    for needed in [results / "records"] * bool(chosen) + [out] * report:  # before hours of work
+        check_out(needed)
     run_cells(cells, scale, records, runtime, engine=engine, jobs=jobs, address=address)  # of all artifacts together
     for artifact in chosen:
         if isinstance(artifact, Computed):
             printed += artifact.run(results)
             continue
-        drawn = draw_study(artifact, scale, records, runs, picture_of(artifact, records.folder))  # and measured
+        drawn = None
+        if not tasks or {cell.task for cell in artifact.cells(scale)} & {*tasks}:  # and measured, for the tables
+            drawn = draw_study(artifact, scale, records, runtime, picture_of(artifact, records.folder))
         printed += [*study_sheets(artifact, scale, records), drawn]
         failed = plan(artifact.cells(scale), scale, records).failed
         printed += [sentence(f"{record.config.mixer.name} failed: {record.error}") for record in failed]
@@ -77,8 +82,6 @@ def reproduce(
     if list:
         printed.append(list_artifacts(scale, records))
     if report:
-        out = results.absolute().parent / "RESULTS.md"
-        check_out(out)
         write_atomic(out, write_results(scale, records))
         printed.append(f"written to {out}")
     return printed

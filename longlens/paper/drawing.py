@@ -12,25 +12,21 @@ from longlens.paper.run import runs_of
 from longlens.paper.study import Cell, Scale, Study
 from longlens.reports.learning import draw_seeds, points
 from longlens.reports.pictures import legend_beside, line_look, save_picture, styled
+from longlens.training.config import Runtime
 
 
 @styled()
-def draw_study(study: Study, scale: Scale, records: Records, runs: Path, out: Path) -> str | None:
+def draw_study(study: Study, scale: Scale, records: Records, runtime: Runtime, out: Path) -> str | None:
     """The picture of a study, if it has one and there are runs for it: the line that says where it is."""
-    found = {cell_key(cell): (cell, runs_of(cell, scale, records)) for cell in study.cells(scale)}
-    found = {key: entry for key, entry in found.items() if entry[1]}
+    found = [(cell, runs) for cell in study.cells(scale) if (runs := runs_of(cell, scale, records))]
     if not found:
         return None
     if study.draw is not None:
-        return study.draw(scale, records, runs, out)
+        return study.draw(scale, records, runtime, out)
     if study.axis is None and not study.curves:
         return None
     draw: Callable[..., Figure] = _draw_curves if study.curves else _draw_lines
-    return save_picture(draw(study, list(found.values())), out)
-
-
-def cell_key(cell: Cell) -> tuple[str, str]:
-    return cell.row, cell.column or cell.task
+    return save_picture(draw(study, found), out)
 
 
 def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figure:

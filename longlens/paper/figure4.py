@@ -21,7 +21,7 @@ from longlens.paper.study import Cell, Claim, Scale, Study, option
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from longlens.training.config import Config
+    from longlens.training.config import Config, Runtime
 
 ROWS = ("Transformer", "LaS")
 SAMPLES = 16  # of the test set, whose maps are measured
@@ -54,7 +54,7 @@ def _name(row: str, layer: int) -> str:
     return f"{row}, layer {layer}"
 
 
-def draw(scale: Scale, records: Records, runs: Path, out: Path) -> str:
+def draw(scale: Scale, records: Records, runtime: "Runtime", out: Path) -> str:
     """Measure the maps of all seeds, write that beside the picture, and draw those of a sample and the first seed. A
     model of which there is a record only is trained again."""
     from longlens.reports.pictures import save_picture  # and torch: not for a list of artifacts
@@ -65,7 +65,7 @@ def draw(scale: Scale, records: Records, runs: Path, out: Path) -> str:
     for cell in cells(scale):
         for record in runs_of(cell, scale, records):
             names.append(record_name(record.config))
-            maps = mean_maps(record.config, runs)  # of samples, of layers
+            maps = mean_maps(record.config, runtime)  # of samples, of layers
             drawn.setdefault(cell.row, maps[0])
             for layer, found in enumerate(np.array([[measure_map(m) for m in sample] for sample in maps]).mean(axis=0)):
                 kept = measures.setdefault(_name(cell.row, layer), {"reach": [], "roughness": []})
@@ -75,16 +75,15 @@ def draw(scale: Scale, records: Records, runs: Path, out: Path) -> str:
     return save_picture(_draw_maps(drawn, measures), out)
 
 
-def mean_maps(config: "Config", runs: Path) -> list[list[np.ndarray]]:
+def mean_maps(config: "Config", runtime: "Runtime") -> list[list[np.ndarray]]:
     """The mean map (L, L) over heads, of each test sample that is measured and of each layer."""
     from longlens.api import train_config
     from longlens.data.datasets import Batches
     from longlens.reports.attention import attention_maps
-    from longlens.training.config import Runtime
     from longlens.training.evaluate import load_model
     from longlens.training.step import evaluated_part
 
-    model = load_model(train_config(config, Runtime(runs=runs)).folder)
+    model = load_model(train_config(config, runtime).folder)
     samples = Batches(evaluated_part(config.task.split("test"), SAMPLES), 1)
     return [[weights.mean(axis=0) for weights in attention_maps(model, batch.inputs)] for batch in samples]
 

@@ -6,7 +6,7 @@ ROWS = {"LaS": "las", "Transformer": "transformer"}
 
 
 def sizes(scale: Scale) -> tuple[int | None, ...]:
-    """Training samples; None for all. The number of steps is the same for all."""
+    """Training samples; None for all. All see as many steps (smoke, mini), or as many epochs (paper)."""
     return {"smoke": (32, None), "mini": (1000, 4000, 16000, None), "paper": (5000, 15000, None)}[scale]
 
 

@@ -27,8 +27,8 @@ def record_entries(results: Path) -> list[Entry]:
     """The records of all scales as runs, as far as they can be read."""
     entries = []
     for records in map(Records, sorted(path for path in results.glob("*") if path.is_dir())):
-        for key, record in records.found.items():
-            path, state = records.paths[key], "finished" if record.result else "failed"
+        for record in records.found.values():
+            path, state = record.path, "finished" if record.result else "failed"
             files = [(path.name, path.stat().st_size)]
             made = [record.environment] if isinstance(record.environment, dict) else []
             metrics = [line for line in record.metrics if is_sound(line)]

@@ -7,7 +7,8 @@ sample. The same config is the same file, in ``results/SCALE/TASK/``.
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from longlens.errors import BadInput
 from longlens.files import read_json, write_json
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import completed, read_environment, read_identity, read_metrics, read_scores
+from longlens.training.run import completed, is_held, read_environment, read_identity, read_metrics, read_scores
 
 KEPT = ("longlens", "commit", "torch", "processor", "device", "threads", "date")  # of the environment
 POINTS = 100  # of the metrics
@@ -28,7 +29,9 @@ POINTS = 100  # of the metrics
 class Record:
     """A run that ended, with a result or an error."""
 
+    path: Path
     config: Config
+    data: str | None  # fingerprint of what it was trained on
     environment: dict[str, Any]
     result: dict[str, Any] | None
     metrics: list[dict[str, Any]]
@@ -42,14 +45,33 @@ class Records:
     def __init__(self, folder: Path):
         self.folder = folder
         self.found: dict[str, Record] = {}
-        self.paths: dict[str, Path] = {}  # of the same
-        self.problems: list[str] = []  # files that are no records
-        for path in sorted(folder.glob("*/*.json")):
+        self.problems: list[str] = []  # files that cannot be used
+        self.read()
+
+    def read(self) -> None:
+        """Read all again: another process may have added some. Those of a task are of the same data."""
+        self.found, self.problems = {}, []
+        first: dict[str, Record] = {}
+        for path in sorted(self.folder.glob("*/*.json")):
             try:
                 record = _read(path)
-                self.found[_key(record.config)], self.paths[_key(record.config)] = record, path
             except BadInput as problem:
                 self.problems.append(str(problem))
+                continue
+            same = first.setdefault(record.config.task.title, record) if record.data else record
+            if same.data != record.data:
+                where = "keep the records of other data in a folder of their own (--results)"
+                self.problems.append(f"{path} was made of other data than {same.path.name}: {where}")
+                continue
+            self.found[_key(record.config)] = record
+
+    def without_failures(self, but: Collection[str]) -> "Records":
+        """The same without runs that failed, but for those with these names."""
+        others = copy(self)
+        others.found = {
+            key: run for key, run in self.found.items() if run.result is not None or record_name(run.config) in but
+        }
+        return others
 
     def find(self, config: Config) -> Record | None:
         return self.found.get(_key(config))
@@ -58,9 +80,10 @@ class Records:
         return (record for record in self.found.values() if record.config.task.name == task and record.result)
 
     def add(self, outcome: Outcome) -> None:
-        """Keep how a run ended; a result replaces an error, and not the other way round."""
+        """Keep how a run ended; a result replaces an error, and not the other way round. What failed as another process
+        is at it has not ended."""
         before = self.find(outcome.config)
-        if outcome.result is None and before is not None and before.result is not None:
+        if outcome.result is None and (is_held(outcome.folder) or (before is not None and before.result is not None)):
             return
         environment = (read_environment(outcome.folder) or [{}])[-1]
         scores = read_scores(outcome.folder)
@@ -76,7 +99,7 @@ class Records:
         path = self.folder / outcome.config.task.slug / f"{record_name(outcome.config)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, values)
-        self.found[_key(outcome.config)], self.paths[_key(outcome.config)] = _read(path), path
+        self.found[_key(outcome.config)] = _read(path)
 
 
 def record_name(config: Config) -> str:
@@ -96,7 +119,7 @@ def _read(path: Path) -> Record:
         result, error = values["result"], values["error"]
         if not (isinstance(result, dict) and isinstance(result["test"], float)) and not isinstance(error, str):
             raise ValueError("it has neither a result nor an error")
-        return Record(config, values["environment"], result, values["metrics"], scores, error)
+        return Record(path, config, values["data"], values["environment"], result, values["metrics"], scores, error)
     except (LookupError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is not the record of a run: {error}") from None
 

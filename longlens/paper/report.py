@@ -7,7 +7,18 @@ from statistics import mean, stdev
 
 from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
 from longlens.paper.records import Record, Records
-from longlens.paper.run import MISSING, chosen_rate, measures_of, plan, runs_of, seconds_left, verdict_of, weigh_claim
+from longlens.paper.run import (
+    MISSING,
+    VERDICTS,
+    chosen_rate,
+    fastest,
+    measures_of,
+    plan,
+    runs_of,
+    seconds_left,
+    verdict_of,
+    weigh_claim,
+)
 from longlens.paper.study import Cell, Claim, Scale, Study
 from longlens.reports.chance import Finding
 from longlens.reports.sheet import Column, Sheet
@@ -46,31 +57,34 @@ def summary(scale: Scale, records: Records, *, ours: bool = False) -> Sheet:
     says = "what the paper leaves open" if ours else "the paper says"
     sheet = Sheet("", [Column(says, wrap=True), Column("here"), Column("in the paper")])
     for artifact in map(find_artifact, ARTIFACTS):
-        verdict = verdict_of(artifact, scale, records)
-        if verdict in (MISSING, "no claim") or ours != (isinstance(artifact, Study) and artifact.ours):
+        if ours != (isinstance(artifact, Study) and artifact.ours):
             continue
-        if isinstance(artifact, Computed) and (found := artifact.recorded(records.folder.parent)) and found.because:
-            verdict = f"{verdict}: {found.because}"
-        sheet.rows.append([artifact.claim, verdict, re.split("[,;:]", artifact.place)[0]])
+        if isinstance(artifact, Computed):
+            found = artifact.recorded(records.folder.parent)
+            verdicts = {artifact.claim: f"{found.verdict}{found.because and f': {found.because}'}"} if found else {}
+        else:
+            parts = dict.fromkeys(claim.part for claim in artifact.claims(scale))
+            verdicts = {part or artifact.claim: verdict_of(artifact, scale, records, part) for part in parts}
+        place = re.split("[,;:]", artifact.place)[0]
+        sheet.rows += [[claim, verdict, place] for claim, verdict in verdicts.items() if verdict != MISSING]
     return sheet
 
 
 def counts(scale: Scale, records: Records) -> str:
     """How many claims have which verdict, and how differences compare with the paper's."""
     studies = [artifact for artifact in map(find_artifact, ARTIFACTS) if isinstance(artifact, Study)]
-    claims = [(claim, study) for study in studies for claim in study.claims(scale)]
-    weighed = [(claim, weigh_claim(claim, study, scale, records)) for claim, study in claims]
-    found = [(claim, finding) for claim, finding in weighed if finding is not None]
-    verdicts = [finding.verdict for _, finding in found]
-    beside = [_beside_paper(claim, finding, _metric(claim, scale)) for claim, finding in found]
-    lines = [
-        f"Of {len(claims)} claims that are weighed by runs, the verdict is *holds* for {verdicts.count('holds')}, "
-        f"*does not hold* for {verdicts.count('does not hold')} and *not decided* for {verdicts.count('not decided')}; "
-        f"runs are missing for {len(claims) - len(found)}."
-    ]
+    lines, beside = [], []
+    for whose, ours in (("claims of the paper that are weighed by runs", False), ("that it leaves open", True)):
+        claims = [(claim, study) for study in studies if study.ours == ours for claim in study.claims(scale)]
+        weighed = [(claim, weigh_claim(claim, study, scale, records)) for claim, study in claims]
+        verdicts = [MISSING if finding is None else finding.verdict for _, finding in weighed]
+        beside += [_beside_paper(claim, finding, _metric(claim, scale)) for claim, finding in weighed if finding]
+        if claims:
+            tally = ", ".join(f"*{name}* {verdicts.count(name)}" for name in VERDICTS)
+            lines.append(f"Of {len(claims)} {whose}: {tally}.")
     if any(beside):
         lines.append(
-            f"Of {sum(claim.paper is not None for claim, _ in found)} differences with a figure in the paper, "
+            f"Of {sum(text is not None for text in beside)} differences with a figure in the paper, "
             f"{beside.count(LESS)} are smaller than it and {beside.count(MORE)} larger, by more than chance would do."
         )
     return " ".join(lines)
@@ -145,7 +159,9 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
         low, here, high = (_signed(metric, found.estimate + side * found.reach) for side in (-1, 0, 1))
         numbers = [here, f"{low} … {high}", f"{found.p:.2g}", str(found.seeds)]
         numbers.append(f"{found.samples:,}" if found.samples else "")
-        sheet.rows.append([claim.text, published, *numbers, found.verdict + _beside_paper(claim, found, metric)])
+        sheet.rows.append(
+            [claim.text, published, *numbers, found.verdict + (_beside_paper(claim, found, metric) or "")]
+        )
     return sheet
 
 
@@ -161,16 +177,16 @@ def _signed(metric: str, value: float) -> str:
 LESS, MORE = ", less than the paper's", ", more than the paper's"
 
 
-def _beside_paper(claim: Claim, found: Finding, metric: str) -> str:
-    """Whether the paper's difference lies outside of what chance explains."""
+def _beside_paper(claim: Claim, found: Finding, metric: str) -> str | None:
+    """Whether the paper's difference, if it has one, lies outside of what chance explains."""
     if claim.paper is None:
-        return ""
+        return None
     ahead = (claim.paper / 100 if metric == PERCENT else claim.paper) - found.estimate
     return LESS if ahead > found.reach else MORE if -ahead > found.reach else ""
 
 
 def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
-    """What the fastest run on each set cost, and the learning rates that were chosen."""
+    """What runs on each set cost, by the fastest of each layer, and the learning rates that were chosen."""
     numbers = {"parameters": 0, "steps": 0, "batch": 0, "training samples": 1, "test samples": 1, "minutes a run": 1}
     columns = [Column("task", wrap=True), *(Column(name, rank, number=True) for name, rank in numbers.items())]
     sheet = Sheet("Settings", [*columns, Column("learning rates", wrap=True)])
@@ -192,7 +208,7 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
                 str(runs[0].config.training.batch_size),
                 "all" if train_samples is None else f"{train_samples:,}",
                 _range(runs, "test_samples"),
-                f"{min(run.result['seconds'] for run in runs if run.result) / 60:.1f}",
+                _between(sorted({f"{seconds / 60:.1f}" for seconds in fastest(runs).values()}, key=float)),
                 rates or f"{runs[0].config.training.lr:g}",
             ]
         )
@@ -200,8 +216,11 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
 
 
 def _range(runs: list[Record], key: str) -> str:
-    values = sorted({run.result[key] for run in runs if run.result})
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} – {values[-1]:,}"
+    return _between([f"{value:,}" for value in sorted({run.result[key] for run in runs if run.result})])
+
+
+def _between(ordered: Sequence[str]) -> str:
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} – {ordered[-1]}"
 
 
 def write_results(scale: Scale, records: Records) -> str:
@@ -214,16 +233,17 @@ INTRODUCTION = """# Results
 Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
-large in about 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
+large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
 
 {counts}
-At mini, models have 2 blocks of width 64 and see a few per cent of the paper's samples: that a difference is smaller or
-larger here says nothing of full training.
+"""
+SMALL = """At mini, models have 2 blocks of width 64 (bytes: 128) and see 0.2 to 2 % as many samples as the paper's,
+half as many for the atomic tasks: that a difference is smaller or larger here says nothing of full training.
 """
 
 
 def _lines(scale: Scale, records: Records) -> Iterable[str]:
-    yield INTRODUCTION.format(counts=counts(scale, records))
+    yield INTRODUCTION.format(counts=counts(scale, records)) + (SMALL if scale == "mini" else "")
     for ours in (False, True):
         yield from (summary(scale, records, ours=ours).to_markdown(), "")
     yield from _reasons(scale, records)

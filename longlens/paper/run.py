@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import isnan, nan
+from statistics import median
 from typing import get_args
 
 import numpy as np
@@ -44,10 +44,9 @@ def plan(cells: Iterable[Cell], scale: Scale, records: Records) -> Plan:
         configs, later = _configs(cell, scale, records)
         found.waiting += later
         for config in configs:
-            key = str(config.values())
-            if key in seen:
+            if (name := record_name(config)) in seen:
                 continue
-            seen.add(key)
+            seen.add(name)
             record = records.find(config)
             if record is not None and record.result is not None:
                 found.done.append(record)
@@ -131,13 +130,16 @@ def _trials_of(records: list[Record], score: str) -> list[Trial]:
     return [Trial(run.result[score], run.scores if score == "test" else None) for run in records if run.result]
 
 
-def verdict_of(artifact: Artifact, scale: Scale, records: Records) -> str:
-    """Of all claims together: the verdict that all have, or how many have which: holds in 3, missing in 1."""
+def verdict_of(artifact: Artifact, scale: Scale, records: Records, part: str | None = None) -> str:
+    """Of all claims together, or of those of a part: the verdict that all have, or how many have which: holds in 3,
+    missing in 1."""
     if isinstance(artifact, Computed):
         found = artifact.recorded(records.folder.parent)
         return MISSING if found is None else found.verdict
     counts: dict[str, int] = {}
     for claim in artifact.claims(scale):
+        if part is not None and claim.part != part:
+            continue
         finding = weigh_claim(claim, artifact, scale, records)
         verdict = MISSING if finding is None else finding.verdict
         counts[verdict] = counts.get(verdict, 0) + 1
@@ -156,26 +158,42 @@ def run_cells(
     jobs: int,
     address: str | None,
 ) -> None:
-    """Run what is missing, the trials of learning rates first; records are written as runs end. A run that fails is
-    tried once, and the others go on."""
+    """Run what is missing, the trials of learning rates first, with those that failed before; records are written as
+    runs end. A run that fails is tried once, and the others go on."""
     tried: set[str] = set()
     while True:
-        ready = [config for config in plan(cells, scale, records).ready if str(config.values()) not in tried]
+        records.read()
+        known = plan(cells, scale, records.without_failures(but=tried))
+        ready = {name: config for config in known.ready if (name := record_name(config)) not in tried}
         if not ready:
             return
-        tried |= {str(config.values()) for config in ready}
-        run_many(ready, runtime, engine=engine, jobs=jobs, address=address, ended=records.add)
+        tried |= ready.keys()
+        run_many([*ready.values()], runtime, engine=engine, jobs=jobs, address=address, ended=records.add)
 
 
 def seconds_left(found: Plan, records: Records) -> float | None:
-    """By the fastest run of the same task and steps, which shared its core the least; None if one has none."""
+    """By the fastest run of the same layer, task and steps, which shared its core the least, or as long as most layers
+    take; None if no run has these."""
 
     @cache
-    def usual(name: str, title: str, steps: int | None) -> float:
+    def usual(name: str, title: str, steps: int | None) -> dict[str, float]:
         same = [run for run in records.of_task(name) if run.config.task.title == title]
-        known = [run.result["seconds"] for run in same if run.result and run.config.training.steps == steps]
-        return min(known, default=nan)
+        return fastest(run for run in same if run.config.training.steps == steps)
 
-    left = (*found.ready, *found.waiting)
-    seconds = sum(usual(config.task.name, config.task.title, config.training.steps) for config in left)
-    return None if isnan(seconds) else seconds
+    seconds = 0.0
+    for config in (*found.ready, *found.waiting):
+        known = usual(config.task.name, config.task.title, config.training.steps)
+        if not known:
+            return None
+        seconds += known.get(config.mixer.name) or median(known.values())
+    return seconds
+
+
+def fastest(runs: Iterable[Record]) -> dict[str, float]:
+    """The seconds of the fastest run of each layer."""
+    found: dict[str, float] = {}
+    for run in runs:
+        if run.result:
+            name, seconds = run.config.mixer.name, run.result["seconds"]
+            found[name] = min(seconds, found.get(name, seconds))
+    return found

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from longlens.training.config import Config, load_recipe
+from longlens.training.config import Config, Runtime, load_recipe
 
 Scale = Literal["smoke", "mini", "paper"]
 
@@ -94,6 +94,7 @@ class Claim(NamedTuple):
     paper: float | None = None  # the paper's own figure of the same sum
     least: float = 0.0
     measures: Sequence[tuple[float, str, str]] = ()  # or of what is measured of trained models: of what, and what of it
+    part: str | None = None  # of what the study claims, if it is to be summed up by itself
 
 
 def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> Claim:
@@ -125,8 +126,8 @@ class Study:
         axis: Name of the horizontal axis of a picture with a line for each row and a point for each column.
         score: What is compared: the test set, or the validation set.
         curves: Draw learning curves.
-        draw: Draws another picture, from trained models: a function of the scale, the records, the folder of the runs,
-            and the picture to write. What it measures of the models is written beside it (see ``measures_of``).
+        draw: Draws another picture, from trained models: a function of the scale, the records, where to run, and the
+            picture to write. What it measures of the models is written beside it (see ``measures_of``).
     """
 
     name: str
@@ -141,7 +142,7 @@ class Study:
     axis: str | None = None
     score: Literal["test", "valid"] = "test"
     curves: bool = False
-    draw: Callable[[Scale, Any, Path, Path], str] | None = None
+    draw: Callable[[Scale, Any, Runtime, Path], str] | None = None
 
 
 def las_beside_transformer(

@@ -4,7 +4,6 @@ from longlens.paper.study import Cell, Claim, Scale, Study, growing_lead, sweep_
 from longlens.training.config import load_recipe
 
 MIXERS = {"Transformer": "transformer", "LaS": "las"}
-LENGTHS = ("epochs", "steps", "evaluate_every")  # of a recipe, where it has them
 FACTORS = {"smoke": (1.0, 2.0), "mini": (1.0, 4.0), "paper": (0.25, 1.0)}  # of the recipe's training
 
 
@@ -14,7 +13,8 @@ def _cell(row: str, factor: float, scale: Scale) -> Cell:
     if factor == 1:
         return whole
     options = load_recipe(scale, whole.task).resolve(whole.task, whole.mixer).training
-    known = {name: getattr(options, name) for name in LENGTHS}
+    names = ("epochs", "steps", "evaluate_every" if options.evaluate_every else "patience")  # what grows with it
+    known = {name: getattr(options, name) for name in names}
     changes = {f"training.{name}": round(factor * value) for name, value in known.items() if value is not None}
     return Cell(row, whole.task, whole.mixer, changes, like=whole, column=f"×{factor:g}")
 

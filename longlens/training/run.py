@@ -224,6 +224,18 @@ def _parse_line(line: str) -> dict[str, Any] | None:
         return None
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process is at work in the folder of a run."""
+    try:
+        if folder.is_dir():
+            FileLock(folder / ".lock", timeout=0).acquire().lock.release()
+    except Timeout:
+        return True
+    except OSError:  # nobody can write there
+        pass
+    return False
+
+
 class RunFolder:
     """The folder of a run in the hands of the one process that writes it."""
 

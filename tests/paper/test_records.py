@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from longlens.api import _run_here
 from longlens.paper.records import POINTS, Records, pack, thin, unpack
@@ -94,6 +95,30 @@ def test_an_error_is_kept_until_there_is_a_result(records, config, outcome):
     assert empty.find(config).error == "no memory"
     empty.add(outcome)
     assert empty.find(config).error is None
+
+
+def test_what_another_process_is_at_has_not_failed(config, outcome, tmp_path):
+    records = Records(tmp_path / "results" / "other")
+    busy = Outcome(config, outcome.folder, error="another process is at work")
+    with FileLock(outcome.folder / ".lock"):
+        records.add(busy)
+    assert records.find(config) is None
+    records.add(busy)
+    assert records.find(config) is not None
+
+
+def test_records_of_other_data_are_left_out(records, outcome):
+    (path,) = records.folder.glob("*/*.json")
+    values = json.loads(path.read_text())
+    values["config"]["training"]["seed"] = 7
+    other = path.with_name("other.json")
+    other.write_text(json.dumps(values | {"data": "0123"}))
+    found = Records(records.folder)
+    assert len(found.found) == 1
+    assert found.problems == [
+        f"{other} was made of other data than {path.name}: keep the records of other data in a folder of their own "
+        "(--results)"
+    ]
 
 
 def test_metrics_are_thinned():

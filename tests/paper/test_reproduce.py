@@ -19,6 +19,7 @@ from longlens.paper.run import Plan, chosen_rate, plan, run_cells, runs_of, seco
 from longlens.paper.study import Cell, Claim, Study, better
 from longlens.tasks.base import create_task
 from longlens.training.config import Runtime
+from longlens.training.many import Outcome
 
 STUDIES = [name for name in ARTIFACTS if isinstance(find_artifact(name), Study)]
 SOURCES = {"smnist": "mnist", "pmnist": "mnist", "text8": "text8", "enwik8": "enwik8", "wikitext-2": "wikitext-2"}
@@ -49,7 +50,7 @@ def test_every_study_runs_at_smoke(name, here, tmp_path, real_data):
     assert (known.missing, known.failed, len(known.done)) == (0, [], len(here))
     if study.axis or study.curves or study.draw:
         path = picture_of(study, records.folder)
-        draw_study(study, "smoke", records, tmp_path / "runs", path)
+        draw_study(study, "smoke", records, Runtime(runs=tmp_path / "runs"), path)
         assert path.read_bytes().startswith(b"\x89PNG")
     sheets = study_sheets(study, "smoke", Records(records.folder))
     assert not any(cell in ("missing", "failed") for row in sheets[0].rows for cell in row)
@@ -132,6 +133,28 @@ def test_a_failed_run_is_marked_and_the_table_prints(study, here, tmp_path):
     assert len(here) == count + 2, "only what has failed is tried again"
 
 
+def test_a_learning_rate_waits_for_trials_that_failed_before(study, here, tmp_path):
+    las, *_ = study.cells("smoke")
+    alone = dataclasses.replace(study, cells=lambda scale: [las])
+    records = Records(tmp_path / "results" / "smoke")
+    for rate in las.rates("smoke"):  # an accident, and not the fault of the rate
+        records.add(Outcome(las.config("smoke", 0, rate), tmp_path, error="no memory"))
+    assert len(plan([las], "smoke", records).failed) == 2
+    records = run(alone, tmp_path)
+    assert [config.training.seed for config in here] == [0, 0, 1], "both trials first"
+    assert here[-1].training.lr == chosen_rate(las, "smoke", records)
+    assert plan([las], "smoke", records).missing == 0
+
+
+def test_other_processes_may_add_records_meanwhile(study, here, tmp_path):
+    before = Records(tmp_path / "results" / "smoke")
+    run(study, tmp_path)
+    count = len(here)
+    runtime = Runtime(runs=tmp_path / "runs")
+    run_cells(study.cells("smoke"), "smoke", before, runtime, engine="local", jobs=1, address=None)
+    assert len(here) == count
+
+
 @pytest.fixture
 def reported(study, monkeypatch):
     """The report of two artifacts."""
@@ -171,7 +194,7 @@ def test_a_report_is_the_same_from_the_same_records(reported, here, tmp_path):
 def test_the_report_says_how_many_claims_hold_and_why_others_may_not(reported, here, tmp_path):
     (las, *_) = reported["any"].cells("smoke")
     for least, paper, verdict, counts in (
-        (2.0, None, "does not hold", "*holds* for 0, *does not hold* for 1 and *not decided* for 0; runs are"),
+        (2.0, None, "does not hold", "by runs: *holds* 0, *does not hold* 1, *not decided* 0, *missing* 0."),
         (-2.0, 1000.0, "holds, less than the paper's", "1 are smaller than it and 0 larger"),
         (-2.0, -1000.0, "holds, more than the paper's", "0 are smaller than it and 1 larger"),
     ):
@@ -207,6 +230,32 @@ def test_settings_are_those_of_each_set(study, here, tmp_path):
     settings = study_sheets(both, "smoke", run(both, tmp_path))[-1]
     place = [column.name for column in settings.columns].index("training samples")
     assert [row[place] for row in settings.rows] == ["all", "16"]
+
+
+@pytest.mark.parametrize(
+    ("results", "report"), [(Path("file") / "results", False), (Path("results"), True)], ids=["results", "report"]
+)
+def test_what_cannot_be_written_is_said_before_the_work(results, report, here, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "RESULTS-smoke.md").mkdir()
+    with pytest.raises(BadInput, match=r"cannot write|must be a file"):
+        reproduce(("side",), scale="smoke", results=tmp_path / results, runs=tmp_path / "runs", report=report)
+    assert here == []
+
+
+def test_a_report_of_another_scale_is_a_file_of_its_own(tmp_path):
+    reproduce(report=True, scale="smoke", results=tmp_path / "results")
+    assert [path.name for path in tmp_path.glob("*.md")] == ["RESULTS-smoke.md"]
+
+
+def test_a_picture_of_models_is_left_alone_if_its_task_is(monkeypatch, here, tmp_path):
+    from longlens.cli import reproduce as command
+
+    drawn = []
+    monkeypatch.setattr(command, "draw_study", lambda study, *_: drawn.append(study.name))
+    monkeypatch.setattr(command, "run_cells", lambda *_, **__: None)
+    reproduce(("side", "figure4"), tasks=("listops",), scale="smoke", results=tmp_path)
+    assert drawn == ["side"]
 
 
 def test_bad_names(tmp_path):
