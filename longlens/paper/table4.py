@@ -55,8 +55,8 @@ STUDY = Study(
     place="Table 4, Section 5.2",
     claim="Each operator contributes, and decay is better than ALiBi.",
     note="Within a chunk the decay has little to act on, in the paper, too: with B = 0.001 and chunks of 128 the "
-    "steepest head keeps at least exp(-0.127) = 0.88 of any score, on Text 0.987. Mini keeps B times the chunk (ListOps: 0.16 "
-    "instead of 0.128).",
+    "steepest head keeps at least exp(-0.127) = 0.88 of any score, on Text 0.987. Mini keeps B times the chunk "
+    "(on ListOps, 0.16 instead of 0.128).",
     cells=cells,
     claims=claims,
     paper={(row, task): value for row, mixer in ROWS.items() for task, value in zip(TASKS, PAPER[mixer], strict=True)},
