@@ -27,13 +27,8 @@ DECORATOR = re.compile(r'^@register\(\s*"([\w-]+)"', re.MULTILINE)
 
 class Registry(Generic[_Entry]):
     """Entries by name. Those of the package are found in its source, where ``@register("name"`` stands above a class,
-    so that a name can be known without an import.
-
-    Args:
-        kind: what an error calls an entry.
-        package: the package whose modules have the entries.
-        load: adds the entries of one of these modules; by default its import does.
-    """
+    so that a name can be known without an import. ``kind`` is what an error calls an entry; ``load`` adds those of a
+    module of the package."""
 
     def __init__(self, kind: str, package: str, load: Callable[[str], object] = import_module):
         self.kind = kind

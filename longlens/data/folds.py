@@ -16,15 +16,8 @@ def cut_fold(
     """Which samples belong to train, valid and test when ``fold`` of ``folds`` is the test set.
 
     Each class, or each tenth of the numbers, is spread evenly over the folds. ``valid_share`` of all samples is held
-    out of the other folds alike; one sample at least of each class that they have stays for training.
-
-    Args:
-        labels: (N,) places of classes, or numbers.
-        classes: Whether the labels are classes.
-        folds: Number of folds.
-        fold: Fold that is the test set, from 0.
-        valid_share: Fraction of all samples for validation.
-        seed: Seed of the order in which samples are dealt out.
+    out of the other folds alike; one sample at least of each class that they have stays for training. The labels (N,)
+    are places of ``classes``, or numbers.
     """
     strata = labels if classes else _tenths(labels, folds)
     parts = round((1 - 1 / folds) / valid_share)  # into which the other folds are cut, one of them for validation

@@ -15,13 +15,8 @@ PATIENCE = 10.0  # seconds to wait for a cluster's answer
 
 
 def run_on_ray(requests: list[RunRequest], address: str | None, stop: StopSignals) -> Iterator[Outcome]:
-    """Each run in a task of Ray, with a GPU if the runs ask for one, as they end.
-
-    Args:
-        requests: The runs.
-        address: Address of the cluster; by default the one of ``RAY_ADDRESS``, or else one that is started here.
-        stop: Signals to stop.
-    """
+    """Each run in a task of Ray, with a GPU if the runs ask for one, as they end. Without an address, the cluster is
+    that of ``RAY_ADDRESS``, or one that is started here."""
     check_address(address or os.environ.get("RAY_ADDRESS"))
     try:
         import ray

@@ -112,16 +112,8 @@ def window_bound(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Bound:
-    """The bound of one head's linear form for queries and keys (B, L, d), with a mask (B, L, 1) of the keys that count.
-
-    Args:
-        query: Queries of the head.
-        key: Its keys.
-        rate: Its decay rate, above 0.
-        window: Near window, shorter than the sequence.
-        mask: True for keys that count.
-        scale: Factor of the scores; 1/√d by default.
-    """
+    """The bound of one head's linear form for queries and keys (B, L, d), a rate above 0, and a near window shorter
+    than the sequence; with a mask (B, L, 1) of the keys that count."""
     rates, block = torch.tensor([rate], dtype=widest_dtype(query.device), device=query.device), block_size(rate)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     return _bound(query, _Moments(key, mask, rates, block), rates, block, window, factor)

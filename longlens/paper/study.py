@@ -152,14 +152,8 @@ def las_beside_transformer(
     seeds: int | None = None,
     changes: Callable[[Scale], Mapping[str, Any]] = lambda scale: {},
 ) -> dict[str, Any]:
-    """Cells, claims and figures of a table with two rows, a Transformer and LaS, and a column for each task.
-
-    Args:
-        paper: The paper's figures of both, by task.
-        las_is_better: Which of them the paper says is better.
-        seeds: Number of seeds.
-        changes: What differs from the recipes at a scale.
-    """
+    """Cells, claims and figures of a table with two rows, a Transformer and LaS, and a column for each task: by the
+    paper's figures of both, and what differs from the recipes at a scale."""
 
     def row(task: str, scale: Scale) -> tuple[Cell, Cell]:
         names = (("Transformer", "transformer"), ("LaS", "las"))

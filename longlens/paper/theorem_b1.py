@@ -41,16 +41,14 @@ around the kernel in a layer, and whether training would find such weights. A sk
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn import functional as F
 
 from longlens.errors import BadInput
-from longlens.options import Is, Seed
 from longlens.paper.figure1 import initial_kernels
 from longlens.paper.index import Computed, Found
 from longlens.reports.sheet import Column, Sheet
@@ -59,8 +57,6 @@ LOG_ZERO = -1000.0  # as a score; the largest of a row is at least -ln(L + 1), a
 LAYERS = ("s4", "s4d", "sgconv")
 NOTED, FAR = 128, 64  # length of the kernels in the notes, and how far back one of them is looked at
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-
-KernelLength = Annotated[int, Ge(1), Le(4096), Is("a whole number from 1 to 4,096")]
 
 
 @dataclass(frozen=True)
@@ -160,17 +156,9 @@ def _run(heads: Heads, u: Tensor, dtype: torch.dtype) -> Tensor:
     return heads.to(dtype).attend(tokens)[:-1]  # without the output of the empty token
 
 
-def reproduce_theorem(*, lengths: tuple[KernelLength, ...] = (16, 63, 256, 1024), seed: Seed = 0) -> Sheet:
-    """Build the heads of Theorem B.1 for kernels of layers and random ones, and compare them with convolutions.
-
-    Inputs are random numbers that bfloat16 can hold. The reference is a direct convolution in float64.
-
-    Args:
-        lengths: Kernel lengths, each a whole number from 1 to 4,096.
-        seed: Seed of the layers, the random kernels and the inputs.
-    """
-    if not lengths:
-        raise BadInput("lengths must have at least one number, got none")
+def reproduce_theorem(lengths: tuple[int, ...] = (16, 63, 256, 1024), seed: int = 0) -> Sheet:
+    """Build the heads of Theorem B.1 for kernels of layers and random ones, and compare them with convolutions. Inputs
+    are random numbers that bfloat16 can hold. The reference is a direct convolution in float64."""
     columns = [Column("kernel"), *(Column(name, number=True) for name in ("length", "heads", "width"))]
     columns += [Column("weights", rank=2, number=True), *(Column(name, number=True) for name in PRECISIONS)]
     sheet = Sheet("Theorem B.1: convolutions by softmax attention", [*columns, Column("conv.", rank=1, number=True)])

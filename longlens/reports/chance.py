@@ -60,13 +60,8 @@ class Finding:
 
 
 def weigh(terms: Sequence[tuple[float, Sequence[Trial]]], metric: str, least: float = 0.0) -> Finding:
-    """The claim that a weighted sum of metrics is above ``least`` (below, where a lower metric is better).
-
-    Args:
-        terms: Weights, and the trials of each, by seed.
-        metric: Name of the metric.
-        least: What the sum must exceed.
-    """
+    """The claim that a sum of metrics, of weights and their trials by seed, is above ``least`` (below, where a lower
+    metric is better)."""
     sign = 1.0 if higher_is_better(metric) else -1.0
     by_seed = np.sum([sign * weight * np.array([t.value for t in trials]) for weight, trials in terms], axis=0)
     rights = [[trial.right for trial in trials if trial.right is not None] for _, trials in terms]

@@ -16,9 +16,7 @@ from longlens.reports.collect import collect_runs
 from longlens.reports.pictures import check_picture, legend_beside, line_look, plain, save_picture, styled
 from longlens.reports.tables import changing, describe, seed_groups
 from longlens.training.many import Outcome
-from longlens.training.run import read_metrics
-
-KEYS = ("split", "step", "loss")  # of a line, beside the metric
+from longlens.training.run import evaluated_metric, read_metrics
 
 Points = dict[int, float]  # a value by step
 
@@ -73,10 +71,7 @@ def draw_task(
     metric = ""
     for name, group in groups.items():
         metrics = [read_metrics(run.folder) for run in group]
-        metric = metric or next(
-            (key for lines in metrics for line in lines if line["split"] == "valid" for key in line if key not in KEYS),
-            "",
-        )
+        metric = metric or next(filter(None, map(evaluated_metric, metrics)), "")
         finished = [run.result is not None for run in group]
         for axes, split, key in zip(panels, ("train", "valid"), ("loss", metric), strict=True):
             draw_seeds(axes, [points(lines, split, key) for lines in metrics], finished, looks[name])

@@ -343,7 +343,7 @@ def _with_seeds(group: list[Outcome]) -> str:
     return f"{name} ({count if done == len(group) else f'{done} of {count}'} {'folds' if folds else 'seeds'})"
 
 
-def spread(metric: str, values: list[float | None]) -> str:
+def spread(metric: str, values: Sequence[float | None]) -> str:
     """The mean, and the standard deviation if there are several."""
     known = [value for value in values if value is not None]
     if len(known) < 2:

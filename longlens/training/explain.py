@@ -60,16 +60,7 @@ class Explanation:
 def explain(
     model: Model, codec: Codec, sequence: Any, *, place: str = "the sequence", target: str | None = None, method: Method
 ) -> Explanation:
-    """Attributions of a sequence, which is encoded by the codec.
-
-    Args:
-        model: Model of a run, as ``load_model`` gives it.
-        codec: What turns raw sequences into its inputs.
-        sequence: One sequence, as it is in the files of the task.
-        place: Where it is from, for error sentences.
-        target: Name of the class to explain; by default the one that is predicted.
-        method: Integrated gradients, or occlusion: the change when a short window is left out.
-    """
+    """Attributions of a sequence: see ``Run.explain``. ``place`` says in an error where it is from."""
     if find_spec("captum") is None:
         raise BadInput("captum is not installed: pip install 'longlens[explain]'")
     if method not in ("gradients", "occlusion"):

@@ -37,13 +37,8 @@ TICKS = 1_000_000  # into which a schedule cuts a budget of minutes
 
 
 def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str | None = None) -> dict[str, Any]:
-    """Train, and return the result. A finished run gives its result at once, an unfinished one resumes.
-
-    Args:
-        config: All that decides the result.
-        runtime: Where and how to run.
-        fingerprint: Fingerprint of the data, if someone has asked for it already.
-    """
+    """Train, and return the result. A finished run gives its result at once, an unfinished one resumes. The fingerprint
+    of the data is computed, unless someone has asked for it already."""
     runtime = runtime or Runtime()
     with open_run(config, runtime, fingerprint) as run:
         if run.result is not None:
@@ -101,14 +96,13 @@ class Plan:
         self.runtime = runtime
         self.samples = len(training_set(config.task, options))
         self.per_epoch = math.ceil(self.samples / options.batch_size)
-        self.steps = options.steps  # None if the clock ends the run
+        self.steps = options.total_steps(self.samples)  # None if the clock ends the run
         self.seconds = 60 * (options.minutes or 0)
         self.spent = 0.0  # of these seconds, as all processes count them
         self.stop_after = options.stop_after
         self.evaluate_every = options.evaluate_every or self.per_epoch
         if options.epochs is not None:
             passes = math.ceil(options.epochs * self.per_epoch)
-            self.steps = max(passes, options.min_steps)
             if options.evaluate_every is None and passes < options.min_steps:
                 self.evaluate_every = math.ceil(options.min_steps / math.ceil(options.epochs))
 

@@ -1,5 +1,6 @@
 """How a model is trained: the options of a run's training section. No torch here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -109,6 +110,12 @@ class TrainingConfig(Options):
             raise BadInput(f"accumulate must be at most the batch_size, {self.batch_size}, got {self.accumulate}")
         if self.groups is not None:
             object.__setattr__(self, "groups", {name: _check_group(name, self.groups[name]) for name in self.groups})
+
+    def total_steps(self, samples: int) -> int | None:
+        """Of a run on so many training samples; None if the clock ends it."""
+        if self.epochs is None:
+            return self.steps
+        return max(math.ceil(self.epochs * math.ceil(samples / self.batch_size)), self.min_steps)
 
 
 def _check_group(name: str, values: Mapping[str, Any]) -> dict[str, float]:

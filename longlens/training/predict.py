@@ -25,16 +25,9 @@ Tag = TypeVar("Tag")
 def answers(
     model: Model, rows: Iterable[tuple[Tag, Row]], *, batch_size: int = 32, precision: str = "float32"
 ) -> Iterator[tuple[Tag, np.ndarray]]:
-    """The outputs of a model for each row, in the order of the rows, and whatever came with it.
-
-    Scores of classes (K,), a number () or numbers (M,), or the scores (K,) of the token that follows the last one.
-
-    Args:
-        model: Model of a run, as ``load_model`` gives it.
-        rows: Sequences as a ``Codec`` encodes them, each with something of the caller's; read as they are needed.
-        batch_size: Sequences at a time.
-        precision: Numbers of the forward pass, as in a config.
-    """
+    """The outputs of a model for each row, as a ``Codec`` encodes it, in the order of the rows, and whatever came with
+    it: scores of classes (K,), a number () or numbers (M,), or the scores (K,) of the token that follows the last one.
+    Rows are read as they are needed."""
     if batch_size < 1:
         raise BadInput(f"batch_size must be at least 1, got {batch_size}")
     pool: list[tuple[Tag, Row]] = []
@@ -117,18 +110,7 @@ def predict(
     batch_size: int = 32,
     precision: str = "float32",
 ) -> np.ndarray:
-    """What a model says about sequences of any lengths: the numbers of classes (or their names, or the probabilities of
-    all), or numbers; for a language model the token that follows each.
-
-    Args:
-        model: Model of a run, as ``load_model`` gives it.
-        inputs: Sequences, or pairs of them for pairs, as the codec takes them.
-        codec: What turns them into what the model takes, and outputs into names and numbers without scaling.
-        names: Return names instead of numbers of classes or tokens.
-        probabilities: Return the probabilities of all classes or tokens.
-        batch_size: Sequences at a time.
-        precision: Numbers of the forward pass, as in a config.
-    """
+    """What a model says about sequences, or pairs of them, of any lengths: see ``Run.predict``."""
     for option, given in (("probabilities", probabilities), ("names", names)):
         if given and codec.head == "regress":
             raise BadInput(f"{option} must be False for a task whose answers are numbers, got True")

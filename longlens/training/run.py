@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -213,6 +213,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def _read_lines(path: Path) -> str:
     with open_file(path) as file:
         return file.read().decode(errors="replace")
+
+
+def evaluated_metric(metrics: Iterable[Mapping[str, Any]]) -> str | None:
+    """The name of the metric in the lines of a run; None before its first evaluation."""
+    names = (key for line in metrics if line["split"] == "valid" for key in line)
+    return next((name for name in names if name not in ("split", "step", "loss")), None)
 
 
 def _parse_line(line: str) -> dict[str, Any] | None:

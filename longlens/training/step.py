@@ -200,13 +200,7 @@ THRESHOLD = 1e-4  # relative: less does not count as an improvement (the default
 
 class Schedule:
     """Constant; a warm-up and then, with W steps of it and S in all, a cosine or a line down to 0 at step S, or
-    √(W/step); or steps down whenever validation stops improving.
-
-    Args:
-        config: Which of them, and its numbers.
-        steps: Steps of the whole run, or whatever its length is counted in.
-        higher_is_better: Whether a higher metric is an improvement.
-    """
+    √(W/step); or steps down whenever validation stops improving."""
 
     def __init__(self, config: TrainingConfig, steps: int, higher_is_better: bool):
         self.config = config

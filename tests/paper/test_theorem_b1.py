@@ -10,7 +10,6 @@ import torch
 from longlens.errors import BadInput
 from longlens.mixers.registry import create_mixer
 from longlens.ops.long_conv import long_conv_reference
-from longlens.options import options_of
 from longlens.paper import theorem_b1
 from longlens.paper.theorem_b1 import (
     LOG_ZERO,
@@ -229,13 +228,3 @@ def test_of_a_layer_that_sees_both_sides_the_table_has_the_past(monkeypatch):
 
 def test_the_table_is_the_same_again():
     assert reproduce_theorem(lengths=(16,)) == reproduce_theorem(lengths=(16,))
-
-
-def test_options_are_checked():
-    with pytest.raises(BadInput, match="lengths must have at least one number, got none"):
-        reproduce_theorem(lengths=())
-    options = options_of(reproduce_theorem)
-    assert options["lengths"].check(["16", 4096]) == (16, 4096)
-    with pytest.raises(BadInput, match="lengths must be a list, each a whole number from 1 to 4,096"):
-        options["lengths"].check([5000])
-    assert all(option.help.endswith(".") for option in options.values())

@@ -172,12 +172,28 @@ def test_the_time_left_is_by_the_speed_since_the_start(tmp_path):
     assert read_entry(folder).seconds_left(None) is None
 
 
-def test_the_steps_of_epochs_are_counted():
-    config = load_recipe("smoke", "atomic-cumsum", ["las"]).resolve("atomic-cumsum", "las", {"epochs": 2.5})
+@pytest.mark.parametrize("at_least", [0, 999])
+def test_the_steps_of_epochs_are_counted(at_least):
+    changes = {"epochs": 2.5, "min_steps": at_least}
+    config = load_recipe("smoke", "atomic-cumsum", ["las"]).resolve("atomic-cumsum", "las", changes)
     from longlens.training.config import Runtime
     from longlens.training.loop import Plan
 
-    assert total_steps(config) == Plan(config, Runtime()).steps
+    assert total_steps(config) == Plan(config, Runtime()).steps > at_least - 1
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_numbers_of_files_are_no_percentages(is_finished, tmp_path):
+    values = np.random.default_rng(0).normal(size=(80, 5)).round(3)
+    lines = [f"{row[0] + row[1]:.3f},{','.join(map(str, row))}" for row in values]
+    (tmp_path / "data.csv").write_text("\n".join(["label,a,b,c,d,e", *lines]))
+    run = api.train("files", "las", path=str(tmp_path / "data.csv"), recipe="smoke", runs=tmp_path / "runs")
+    if not is_finished:
+        (run.folder / "result.json").unlink()
+    (board,) = make_boards([read_entry(run.folder)])
+    assert board.metric == "r2"
+    assert "%" not in board.rows[0].test.shown
+    assert board.rows[0].curves["valid"]
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(5, "5 s"), (600, "10 min"), (7380, "2 h 03 min")])

@@ -118,14 +118,15 @@ def make_boards(entries: Iterable[Entry]) -> list[Board]:
 def _make_board(entries: list[Entry]) -> Board:
     config = entries[0].config
     assert config is not None
-    metric, task = config.task.metric, config.task
+    task = config.task
+    metric = next((entry.metric for entry in entries if entry.metric), task.metric)
     by_place = {entry.place: entry for entry in entries}
     outcomes = [entry.outcome for entry in entries]
     different = changing([outcome.config for outcome in outcomes])
     folded = [[by_place[str(outcome.folder)] for outcome in group] for group in seed_groups(outcomes)]
-    rows = _ranked([_make_row(group, metric, different) for group in folded], higher_is_better(metric))
-    said = list(verdict([outcome for outcome in outcomes if outcome.result]))
     better = higher_is_better(metric)
+    rows = _ranked([_make_row(group, metric, different) for group in folded], better)
+    said = list(verdict([outcome for outcome in outcomes if outcome.result]))
     return Board(task.title, task.slug, config.recipe, metric, better, rows, said, _made(entries))
 
 
@@ -134,17 +135,18 @@ def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
     assert config is not None
     done = [entry.result for entry in group if entry.result]
     tests = _known(group, "test")
+    memory = max((result["peak_memory_bytes"] / 2**20 for result in done), default=0.0)
     return Row(
         layer=config.mixer.name,
         differs=describe(config, different, with_mixer=False),
         seeds=str(len(group)) if len(done) == len(group) else f"{len(done)} of {len(group)}",
-        test=_number(group, "test", spread(metric, [result["test"] for result in done])),
+        test=_number(group, "test", lambda _: spread(metric, tests)),
         deviation=stdev(tests) if len(tests) > 1 else 0.0,
-        valid=_number(group, "valid", spread(metric, [result["valid"] for result in done])),
-        parameters=_number(group, "parameters", "{:,.0f}"),
-        seconds=Number() if not done else _seconds(mean(result["seconds"] for result in done)),
-        memory=Number() if not done else _memory(max(result["peak_memory_bytes"] for result in done)),
-        speed=_number(group, "tokens_per_second", "{:,.0f}"),
+        valid=_number(group, "valid", lambda _: spread(metric, [result["valid"] for result in done])),
+        parameters=_number(group, "parameters", "{:,.0f}".format),
+        seconds=_number(group, "seconds", show_time),
+        memory=Number(f"{memory:,.0f} MiB", memory) if done else Number(),
+        speed=_number(group, "tokens_per_second", "{:,.0f}".format),
         curves={"valid": fold_curves(group, "valid", metric), "train": fold_curves(group, "train", "loss")},
         entries=sorted(group, key=lambda entry: entry.config.training.seed if entry.config else 0),
     )
@@ -155,17 +157,13 @@ def _ranked(rows: list[Row], is_higher_better: bool) -> list[Row]:
     known = [row for row in rows if row.test.value is not None]
     known.sort(key=lambda row: row.test.value or 0.0, reverse=is_higher_better)
     values = [row.test.value for row in known]
-    place = _scale([row for row in known if row.test.value is not None])
-    found: list[Row] = []
+    place, found = _scale(known), []
     for row in [*known, *(row for row in rows if row.test.value is None)]:
-        again = row.layer in {before.layer for before in found}
-        if row.test.value is None:
-            found.append(replace(row, again=again))
-            continue
-        strip = (
-            Strip(*(place(row.test.value + side * row.deviation) for side in (0, -1, 1))) if len(known) > 1 else None
-        )
-        found.append(replace(row, again=again, rank=1 + values.index(row.test.value), strip=strip))
+        rank = strip = None
+        if (value := row.test.value) is not None:
+            rank = 1 + values.index(value)
+            strip = Strip(*(place(value + side * row.deviation) for side in (0, -1, 1))) if len(known) > 1 else None
+        found.append(replace(row, again=row.layer in {before.layer for before in found}, rank=rank, strip=strip))
     return found
 
 
@@ -180,22 +178,10 @@ def _known(group: list[Entry], key: str) -> list[float]:
     return [entry.result[key] for entry in group if entry.result and entry.result[key] is not None]
 
 
-def _mean(group: list[Entry], key: str) -> float | None:
-    return mean(found) if (found := _known(group, key)) else None
-
-
-def _number(group: list[Entry], key: str, shown: str) -> Number:
-    """The mean, which replaces {} in what is shown."""
-    value = _mean(group, key)
-    return Number("" if value is None else shown.format(value), value)
-
-
-def _seconds(value: float) -> Number:
-    return Number(show_time(value), value)
-
-
-def _memory(value: float) -> Number:
-    return Number(f"{value / 2**20:,.0f} MiB", value / 2**20)
+def _number(group: list[Entry], key: str, show: Callable[[float], str]) -> Number:
+    """The mean, and how it is shown."""
+    known = _known(group, key)
+    return Number(show(mean(known)), mean(known)) if known else Number()
 
 
 def show_time(seconds: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from longlens.errors import BadInput, LongLensError
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import read_config, read_environment, read_metrics, read_result
+from longlens.training.run import evaluated_metric, read_config, read_environment, read_metrics, read_result
 
 State = Literal["finished", "training", "stopped", "failed", "damaged"]
 
@@ -48,6 +48,11 @@ class Entry:
     def outcome(self) -> Outcome:
         assert self.config is not None
         return Outcome(self.config, Path(self.place), self.result, self.note or None)
+
+    @property
+    def metric(self) -> str | None:
+        """As it was measured: files have classes or numbers, and their options do not say which. None before that."""
+        return self.result["metric"] if self.result else evaluated_metric(self.metrics)
 
     @property
     def step(self) -> int:
@@ -164,7 +169,7 @@ def without_repeats(entries: Iterable[Entry]) -> list[Entry]:
 def total_steps(config: Config) -> int | None:
     """How many steps a run has; None if that takes data which is not there."""
     options = config.training
-    if options.steps is not None:
+    if options.epochs is None:
         return options.steps
     try:
         if not config.task.is_prepared():
@@ -173,4 +178,4 @@ def total_steps(config: Config) -> int | None:
         samples += len(config.task.split("valid")) if options.train_on_valid else 0
     except (LongLensError, OSError):
         return None
-    return math.ceil((options.epochs or 0) * math.ceil(samples / options.batch_size))
+    return options.total_steps(int(samples))

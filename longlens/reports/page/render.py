@@ -143,7 +143,7 @@ def _progress(entry: Entry) -> dict[str, Any]:
     left = entry.seconds_left(steps)
     evaluated = [line for line in entry.metrics if line["split"] == "valid"]
     trained = [line["loss"] for line in entry.metrics if "loss" in line and line["split"] == "train"]
-    metric = entry.config.task.metric
+    metric = entry.metric or entry.config.task.metric
     return {
         "entry": entry,
         "config": entry.config,
