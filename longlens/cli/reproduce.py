@@ -37,7 +37,8 @@ def reproduce(
 
     Args:
         artifacts: Names of artifacts, or all.
-        list: List all artifacts: their claims, what is done and missing, and the verdicts.
+        list: List all artifacts, or those that are named: their claims, what is done and missing, and the verdicts.
+            Nothing is run.
         scale: Size of the runs: smoke (seconds), mini (minutes on a core), paper (a GPU).
         tasks: Make the runs on these tasks only; by default all.
         report: Write RESULTS.md, or RESULTS-SCALE.md for another scale than mini, beside the folder of the records.
@@ -54,8 +55,12 @@ def reproduce(
     chosen = [find_artifact(name) for name in names]
     if not (chosen or list or report):
         raise BadInput(f"name an artifact ({', '.join(ARTIFACTS)}) or all, or give --list or --report")
+    if list and (tasks or report):
+        raise BadInput(f"--list makes no runs and no report: leave out {'--tasks' if tasks else '--report'}")
     records = Records(results / scale)
     printed: Any = [sentence(f"left out: {problem}") for problem in records.problems]
+    if list:
+        return [*printed, list_artifacts(scale, records, names)]
     runtime = Runtime.make({"runs": runs, "threads": threads, "device": device}, "the runtime")
     cells = [cell for study in chosen if isinstance(study, Study) for cell in study.cells(scale)]
     if unknown := set(tasks) - {cell.task for cell in cells}:
@@ -79,8 +84,6 @@ def reproduce(
     if chosen:
         where = "" if results == Path("results") else f" --results {shlex.quote(str(results))}"
         printed.append(f"a page of all: longlens report{where}")
-    if list:
-        printed.append(list_artifacts(scale, records))
     if report:
         write_atomic(out, write_results(scale, records))
         printed.append(f"written to {out}")

@@ -94,9 +94,8 @@ def has_kernel(layer: nn.Module) -> bool:
 
 
 def has_attention(layer: nn.Module) -> bool:
-    """Whether a layer has weights that can be looked at. (One that attends in its own way writes no ``attend``.)"""
-    attends = not isinstance(layer, MultiHead) or type(layer).attend is not MultiHead.attend
-    return attends and callable(getattr(layer, "attention_weights", None))
+    """Whether a layer has weights that can be looked at."""
+    return callable(getattr(layer, "attention_weights", None))
 
 
 class Dropout(nn.Dropout):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
-from longlens.mixers.common import MultiHead, check_inputs, hide_padding
+from longlens.mixers.common import MultiHead
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
 from longlens.ops.lsh import lsh_attention, lsh_buckets
 from longlens.ops.rotary import rotate
@@ -95,10 +95,12 @@ class LSHAttention(MultiHead):
         super().reset_parameters()
         nn.init.normal_(self.rotations)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        check_inputs(x, mask, self.d_model)
-        qk, value = self._split(hide_padding(x, mask))  # (B, H, L, d)
-        buckets, qk = lsh_buckets(qk, self.rotations, self.factors), rotate(qk) if self.rotary else qk
+    def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        qk, value = self._split(x)
+        return qk, qk, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        buckets = lsh_buckets(query, self.rotations, self.factors)
         how: dict[str, Any] = {"is_causal": not self.bidirectional, "mask": mask, "dropout_p": self.dropout_p}
         how |= {"size": self.chunk, "across_buckets": self.across_buckets, "distinct": self.distinct}
-        return self._merge(lsh_attention(qk, value, buckets, **how))
+        return lsh_attention(rotate(query) if self.rotary else query, value, buckets, **how)

@@ -25,11 +25,10 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from longlens.mixers.common import StateSpace, check_heads, log_uniform_
 from longlens.mixers.registry import MAX_LENGTH, Factory, Traits, register
-from longlens.ops.checks import no_autocast, without_autocast, working_dtype
+from longlens.ops.checks import no_autocast, once_differentiable, without_autocast, working_dtype
 from longlens.ops.decay import widest_dtype
 from longlens.ops.exponentials import grouped_exponentials
 from longlens.ops.hippo import clip_inputs, dplr_legs

@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
@@ -56,6 +57,30 @@ def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments,
             return function(*args, **kwargs)
 
     return run
+
+
+def once_differentiable(backward: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator of the backward of an autograd Function that has no gradient of its own, so that asking for one fails.
+    Torch's decorator of this name refuses in ``backward()`` alone: ``torch.autograd.grad`` takes the gradient for 0."""
+    refusing = torch.autograd.function.once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(*args: Any) -> _Result:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            raise RuntimeError("gradients of gradients (create_graph=True) are not available for this layer")
+        return refusing(*args)
+
+    return run
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """For operators of our own, whose derivative in forward mode torch would take for 0."""
+    given = [] if torch.compiler.is_compiling() else [x for x in tensors if x is not None]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+        raise NotImplementedError(
+            "derivatives in forward mode (jvp, jacfwd) are not available for this attention: take those in reverse "
+            "mode (vjp, autograd.functional.jacobian), or backend='reference'"
+        )
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -146,8 +146,14 @@ def join_masks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) ->
 
 def pad_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Zero columns up to a head width that the kernels run fast, one for all three: they change no score and no value.
-    On CPU anything from 16 on is as good; on GPUs, multiples of 8."""
+    On CPU anything from 16 on is as good; on GPUs, multiples of 8. Rows are packed."""
     width = max(query.shape[-1], value.shape[-1], 16)
     if query.device.type != "cpu":
         width += -width % 8
-    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))  # pyright: ignore[reportReturnType]
+    padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    return tuple(map(pack_rows, padded))  # pyright: ignore[reportReturnType]
+
+
+def pack_rows(x: Tensor) -> Tensor:
+    """The same with the numbers of each row side by side. Kernels are slow without, or read what is not there."""
+    return x if x.stride(-1) == 1 else x.contiguous()

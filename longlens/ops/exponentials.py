@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32, no_autocast, working_dtype
+from longlens.ops.checks import at_least_float32, no_autocast, once_differentiable, working_dtype
 
 
 def sum_of_exponentials(weights: Tensor, rates: Tensor, length: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.ops.checks import at_least_float32
-from longlens.ops.decay import join_masks, pad_heads
+from longlens.ops.decay import join_masks, pack_rows, pad_heads
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def attention_backward(
 
     query_width, value_width = query.shape[-1], value.shape[-1]
     query, key, value = pad_heads(query, key, value)
-    grad, out = (F.pad(x, (0, value.shape[-1] - value_width)) for x in (grad, out))
+    grad, out = (pack_rows(F.pad(x, (0, value.shape[-1] - value_width))) for x in (grad, out))
     bias = _bias(query, key, mask)
     if kernel == "cpu":
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(

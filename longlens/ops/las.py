@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask
+from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask, refuse_tangents
 from longlens.ops.decay import Piece, fold, hide_keys, join_masks, one_folding_fits, pad_heads, widest_dtype
 from longlens.ops.last import attend_last
 from longlens.ops.linear import linear_attention
@@ -174,6 +174,8 @@ def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         query, key, value = (x.to(plan.dtype) for x in (query, key, value))
         rest = replace(plan.given, decay=plan.rates, smoothing=None, chunk_size=None, attn_mask=mask, scale=plan.scale)
         return attend_by_formula(query, key, value, rest)[0]
+    if piece is None or plan.backend == "linear":
+        refuse_tangents(query, key, value, plan.rates)
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
     windows = None if dense_mask is not None else _near_windows(query, key, key_mask, plan)

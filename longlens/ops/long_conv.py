@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32
+from longlens.ops.checks import at_least_float32, once_differentiable
 
 
 def long_conv(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:

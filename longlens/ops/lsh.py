@@ -19,9 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32, known_size, no_autocast
+from longlens.ops.checks import at_least_float32, known_size, no_autocast, once_differentiable
 
 _SELF = -5e4  # the score of a token with itself, as in reformer-pytorch: below all others, and possible in float16
 _PADDING = torch.iinfo(torch.int32).max  # the bucket of padding, which sorts behind all others

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from longlens.ops.checks import once_differentiable
 
 _SHORT = 32  # up to this length the steps are done one after the other
 

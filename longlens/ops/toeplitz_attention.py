@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from longlens.ops.checks import at_least_float32, known_size, no_autocast
+from longlens.ops.checks import at_least_float32, known_size, no_autocast, once_differentiable
 
 _HIDDEN = -1e30  # a score whose exponential is 0, and that can be multiplied by 0
 _PAIRS = {"cpu": 2**19}  # scores of a block, which should stay in a cache; other devices need large blocks

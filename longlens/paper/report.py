@@ -32,12 +32,12 @@ REASONS = {  # why LaS may not be ahead, and the artifacts whose runs say so
 }
 
 
-def list_artifacts(scale: Scale, records: Records) -> Sheet:
-    """The index: what there is, what the paper says with it, and what is known here."""
+def list_artifacts(scale: Scale, records: Records, names: Iterable[str] = ()) -> Sheet:
+    """The index of all artifacts, or of some: what the paper says with them, and what is known here."""
     columns = [Column("artifact"), Column("claim", wrap=True), Column("done", 0, True), Column("missing", 0, True)]
     columns += [Column("time left", 2, True), Column("verdict", wrap=True), Column("command", 3)]
     sheet = Sheet(f"the paper at scale {scale}", columns)
-    for name in ARTIFACTS:
+    for name in names or ARTIFACTS:
         artifact = find_artifact(name)
         command, verdict = f"longlens reproduce {name}{_flag(scale)}", verdict_of(artifact, scale, records)
         if isinstance(artifact, Computed):

@@ -363,6 +363,44 @@ def test_works_on_strided_views():
         torch.testing.assert_close(views, copies, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: torch.randn(2, 4, 32, 50).mT,  # channels before the sequence, as after a convolution
+        lambda: torch.randn(2, 50, 32, 4).permute(0, 3, 1, 2),  # heads last
+        lambda: torch.randn(2, 4, 50, 64)[..., ::2],
+        lambda: torch.randn(2, 4, 50, 1).expand(2, 4, 50, 32),
+    ],
+    ids=["convolution", "heads-last", "every-second", "expanded"],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decay": 0.01},
+        {"decay": 10.0},
+        {"decay": 0.01, "is_causal": False},
+        {"decay": 0.01, "is_causal": False, "chunk_size": 16, "smoothing": 3},
+        {"decay": 0.5, "backend": "linear", "tolerance": 1e-4},
+        {"is_causal": False},
+    ],
+    ids=["causal", "steep", "both-sides", "chunks", "linear", "plain"],
+)
+def test_rows_need_not_be_packed(view, options):
+    """Kernels that are called past torch's own checks would read memory of others."""
+    inputs = [view().detach().requires_grad_() for _ in range(3)]
+    options = dict(options)
+    if "decay" in options:
+        options["decay"] = [options["decay"] * head / 4 for head in range(1, 5)]
+    output = las_attention(*inputs, **options)
+    expected = las_attention_reference(
+        *inputs, **{k: v for k, v in options.items() if k not in ("backend", "tolerance")}
+    )
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-3)
+    upstream = torch.randn(2, 4, 32, 50).mT
+    grads, wanted = (torch.autograd.grad(y, inputs, upstream) for y in (output, expected))
+    torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-2)
+
+
 def test_autocast_computes_in_bfloat16():
     inputs = make((1, 2, 64, 16), dtype=torch.float32)
     for options in ({"is_causal": True}, {"is_causal": False}):

@@ -258,6 +258,14 @@ def test_a_picture_of_models_is_left_alone_if_its_task_is(monkeypatch, here, tmp
     assert drawn == ["side"]
 
 
+def test_a_list_runs_nothing(here, tmp_path):
+    (listed,) = reproduce(("side", "table10"), list=True, scale="smoke", results=tmp_path)
+    assert [row[0] for row in listed.rows] == ["side", "table10"]
+    with pytest.raises(BadInput, match="--list makes no runs and no report: leave out --tasks"):
+        reproduce(("side",), list=True, tasks=("listops",), results=tmp_path)
+    assert (here, [*tmp_path.iterdir()]) == ([], [])
+
+
 def test_bad_names(tmp_path):
     with pytest.raises(BadInput, match=r"tasks must be of these artifacts \(smnist, pmnist\), got image"):
         reproduce(("table3",), tasks=("image",), results=tmp_path)
