@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -133,6 +133,9 @@ def sweep(
         jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
         address: Address of the Ray cluster; by default that of RAY_ADDRESS, or one that is started on this machine.
     """
+    for field, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Collection):
+            raise BadInput(f"grid must give {field} a list, as in {{'lr': [1e-3, 3e-4]}}, got {shorten(values)}")
     if not grid or not all(len(values) for values in grid.values()):
         raise BadInput("grid must name at least one field and its values, as in lr=1e-3,3e-4")
     if grid.keys() & {"seed", "training.seed"}:
@@ -255,6 +258,7 @@ def _mixer_name(mixer: str | type) -> str:
     homes = (REGISTRY.modules | REGISTRY.homes).items()
     presets = [find_mixer(name) for name, module in homes if module == mixer.__module__]
     presets = [preset for preset in presets if preset.layer_name == mixer.__name__]
+    presets = [preset for preset in presets if preset.registered in (mixer, None)]  # a cell may define it again
     if not presets:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", mixer.__name__).lower()
         register(name)(mixer)
@@ -282,9 +286,10 @@ class Result:
     was_there: bool  # finished before, and not run again
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self.values:
-            raise AttributeError(f"a result has no {name!r}; it has {', '.join(self.values)}")
-        return self.values[name]
+        values = vars(self).get("values", {})  # not there yet in a copy that is being made
+        if name.startswith("_") or name not in values:
+            raise AttributeError(f"a result has no {name!r}; it has {', '.join(values)}")
+        return values[name]
 
     def __repr__(self) -> str:
         return f"Result({self.config.mixer.name} on {self.config.task.title}: {self.metric} {self.test}, {self.folder})"

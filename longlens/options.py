@@ -91,11 +91,24 @@ def options_of(declared: Callable[..., Any]) -> dict[str, Option]:
     )
     return {
         name: Option(
-            name, hints.get(name, Any), given.default, described.get(name, ""), given.kind != given.KEYWORD_ONLY
+            name,
+            hints.get(name, _type_of(given.default)),
+            given.default,
+            described.get(name, ""),
+            given.kind != given.KEYWORD_ONLY,
         )
         for name, given in inspect.signature(declared).parameters.items()
         if given.kind in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY)
     }
+
+
+def _type_of(default: Any) -> Any:
+    """The type of an option without an annotation, if its default says it: a text of the command line is read by it."""
+    kinds = set(map(type, default)) if isinstance(default, tuple) else {type(default)}
+    if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
+        return Any
+    (kind,) = kinds
+    return tuple[kind, ...] if isinstance(default, tuple) else kind
 
 
 def check_names(options: Mapping[str, Option], values: Iterable[str], what: str) -> None:

@@ -2,18 +2,23 @@
 or files that ``LONGLENS_IMPORT`` names."""
 
 import ast
+import dis
 import inspect
+import json
 import math
 import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module, metadata
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec, resolve_name, spec_from_file_location
+from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Generic, TypeVar
 
 import longlens.options
@@ -22,6 +27,8 @@ from longlens.options import nearest
 
 _Entry = TypeVar("_Entry")
 
+HERE = Path(__file__).resolve().parent
+WRAPPERS = {property: "fget", cached_property: "func", classmethod: "__func__", staticmethod: "__func__"}
 DECORATOR = re.compile(r'^@register\(\s*"([\w-]+)"', re.MULTILINE)
 
 
@@ -58,6 +65,12 @@ class Registry(Generic[_Entry]):
         return [*self.modules, *(name for name in self.entries if name not in self.modules)]
 
     def find(self, name: str) -> _Entry:
+        """An entry, after what is added from outside: there, a name of the package is refused."""
+        import_added()
+        return self.look_up(name)
+
+    def look_up(self, name: str) -> _Entry:
+        """An entry. One of the package is found without what is added, which may be what asks for it."""
         if name not in self.entries and name in self.modules:
             self.load(self.modules[name])
         if name not in self.entries:
@@ -126,17 +139,107 @@ def import_file(file: Path, name: str) -> ModuleType:
 
 
 def foreign_source(chosen: type) -> str:
-    """The source of a user's class, which a result belongs to. Nothing for this package's: the environment of a run has
-    its version and commit."""
-    file = getattr(sys.modules.get(chosen.__module__), "__file__", None)
+    """The source of a user's class and of what it is made of, which a result belongs to: its file and the user's
+    modules that this imports; of a notebook or a prompt, its methods, its bases and what they name. Nothing for this
+    package's: the environment of a run has its version and commit."""
+    found: dict[Any, str] = {}
+    module = sys.modules.get(chosen.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        _add_part(chosen, found)
+    elif not Path(file).resolve().is_relative_to(HERE):  # an installed package may be a user's
+        _add_file(Path(file), getattr(module, "__package__", None), found)
+    return "\n".join(filter(None, found.values()))
+
+
+def _add_file(file: Path, package: str | None, found: dict[Any, str]) -> None:
+    """A file, and those of the user's modules that it imports."""
+    if file in found:
+        return
+    found[file] = file.read_text(errors="replace")
+    for name in _imports(file, package):
+        spec = _find_unimported(name)
+        if spec is not None and _is_of_a_user(spec.origin):
+            _add_file(Path(str(spec.origin)), spec.parent, found)
+
+
+def _imports(file: Path, package: str | None) -> Iterator[str]:
+    """What may be a module: of ``from a import b``, that is a and a.b."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # relative, in a file that is used without its package
+                home = resolve_name("." * node.level + (node.module or ""), package)
+                yield from (home, *(f"{home}.{alias.name}" for alias in node.names))
+
+
+def _find_unimported(name: str) -> ModuleSpec | None:
+    """Where a module is, also if a function imports it later: whether it did must not matter."""
+    spec, path = None, None
+    for parent in accumulate(name.split("."), "{}.{}".format):
+        module = sys.modules.get(parent)
+        spec = PathFinder.find_spec(parent, path) if module is None else getattr(module, "__spec__", None)
+        path = [] if spec is None else spec.submodule_search_locations or []
+    return spec
+
+
+def _is_of_a_user(file: str | None) -> bool:
+    """Neither of Python, nor installed, nor ours."""
+    path = Path(file or "").resolve()
+    is_known = any(map(path.is_relative_to, (HERE, Path(os.__file__).resolve().parent)))
+    return path.suffix == ".py" and not is_known and not {"site-packages", "dist-packages"} & {*path.parts}
+
+
+def _add_part(part: Any, found: dict[Any, str], name: str = "") -> None:
+    """Of a notebook or a prompt: a function and what it names, a class and its bases, a module, or a plain value."""
+    if type(part) in WRAPPERS:
+        part = getattr(part, WRAPPERS[type(part)])
+    if not (inspect.isfunction(part) or inspect.isclass(part) or inspect.ismodule(part)):
+        with suppress(TypeError, ValueError):  # not plain
+            line = f"{name} = {json.dumps(part)}"
+            found[line] = line
+        return
+    module = part if inspect.ismodule(part) else sys.modules.get(part.__module__)
+    file = getattr(module, "__file__", None)
     if file is not None:
-        is_ours = Path(file).resolve().is_relative_to(Path(__file__).resolve().parent)
-        return "" if is_ours else Path(file).read_text()
-    functions = [inspect.unwrap(entry) for entry in vars(chosen).values() if inspect.isfunction(entry)]
-    try:  # of a notebook or a prompt
-        return "\n".join(map(inspect.getsource, functions))
-    except OSError:
-        return "\n".join(f"{code.co_code.hex()} {code.co_consts}" for code in (entry.__code__ for entry in functions))
+        if _is_of_a_user(file):
+            _add_file(Path(file), getattr(module, "__package__", None), found)
+    elif inspect.isfunction(part):
+        _add_function(inspect.unwrap(part), found)
+    elif inspect.isclass(part) and part not in found:
+        found[part] = ""  # it is that of its methods
+        for entry, value in vars(part).items():
+            if inspect.isroutine(value) or not entry.startswith("__"):
+                _add_part(value, found, entry)
+        for base in part.__bases__:
+            _add_part(base, found)
+
+
+def _add_function(function: Any, found: dict[Any, str]) -> None:
+    if function in found:
+        return
+    try:
+        found[function] = inspect.getsource(function)
+    except OSError:  # of a prompt
+        defaults = function.__defaults__, function.__kwdefaults__
+        found[function] = f"{_describe_code(function.__code__)} {defaults}"
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            _add_part(function.__globals__[name], found, name)
+
+
+def _describe_code(code: CodeType) -> str:
+    constants = [_describe_code(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+        elif isinstance(instruction.argval, CodeType):  # a function in it
+            yield from _global_names(instruction.argval)
 
 
 def read_skeleton(

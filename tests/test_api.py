@@ -1,12 +1,15 @@
 """Training in Python: ``longlens.train``, ``compare``, ``sweep`` and ``load_run``."""
 
+import copy
 import csv
 import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import types
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -109,6 +112,13 @@ def test_train_gives_the_result(here, capsys):
     assert capsys.readouterr().out == "", "nothing is printed"
 
 
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_a_result_can_be_copied(again):
+    result = train("atomic-cumsum", **TINY)
+    assert again(result) == result
+    assert again(result).test == result.test
+
+
 def test_a_finished_run_is_not_run_again(monkeypatch):
     first = train("atomic-cumsum", **TINY)
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
@@ -168,6 +178,8 @@ def test_numbers_of_numpy_and_paths_are_fine(here):
         (lambda: compare("listops", ["las"], jobs=0), "jobs must be "),
         (lambda: sweep("listops", grid={}), "grid must name at least one field"),
         (lambda: sweep("listops", grid={"lr": []}), "grid must name at least one field"),
+        (lambda: sweep("listops", grid={"lr": 1e-3}), r"grid must give lr a list, as in .*, got 0.001"),
+        (lambda: sweep("listops", grid={"mixer": "las"}), r"grid must give mixer a list, as in .*, got las"),
         (
             lambda: sweep("listops", grid={"lrr": [1]}),
             "grid names 'lrr', and there is no such field; did you mean 'lr'",
@@ -197,6 +209,41 @@ def test_a_layer_may_be_a_class():
     assert isinstance(result.run.model().blocks[0].mixer, RunningMean)
     assert train("atomic-cumsum", RunningMean, scale=0.5, **TINY).was_there
     assert not train("atomic-cumsum", RunningMean, scale=0.25, **TINY).was_there
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Runs a cell of a notebook, which defines the class ``Mine``, and returns it."""
+    module = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", module)
+
+    def call(options=""):
+        text = """
+class Mine(nn.Module):
+    def __init__(self, d_model: int{}):
+        super().__init__()
+
+    def forward(self, x, *, mask=None):
+        return x
+"""
+        exec(text.format(options), vars(module) | {"nn": nn}, vars(module))
+        return module.Mine
+
+    return call
+
+
+def test_a_cell_that_is_run_again_trains_nothing_again(cell):
+    first = train("atomic-cumsum", cell(), **TINY)
+    again = train("atomic-cumsum", cell(), **TINY)
+    assert (again.folder, again.was_there) == (first.folder, True)
+
+
+def test_a_cell_that_defines_a_class_again_may_give_it_other_options(cell):
+    train("atomic-cumsum", cell(), **TINY)
+    changed = train("atomic-cumsum", cell(", power: int = 2"), power=3, **TINY)
+    assert changed.config.mixer.options == {"power": 3}
+    with pytest.raises(BadInput, match="power must be a whole number, got many"):
+        sys.modules["notebook"].Mine(16, power="many")
 
 
 def test_a_layer_of_ours_may_be_a_class_too():

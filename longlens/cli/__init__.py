@@ -81,6 +81,7 @@ TABLES = {  # commands that print tables, and the endings with which --out is a 
     **dict.fromkeys((name for name in COMMANDS if name.startswith("bench ")), BESIDE),
     "predict": (),  # its --out is for the predictions
 }
+WIDE = 100_000  # columns, of which a table takes what it needs
 RESUMABLE = ("train", "compare", "sweep", "reproduce", "data prepare", "demo")
 
 
@@ -197,9 +198,9 @@ def show(printed: Any, output: Output | None = None) -> None:
 
 def _print(parts: Sequence[Any], file: Any) -> None:
     console = Console(highlight=False, markup=False, emoji=False, file=file)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
     for part in parts:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = WIDE if isinstance(part, Sheet) else 120
         console.print(part, soft_wrap=isinstance(part, str))
 
 

@@ -70,7 +70,9 @@ def list_mixers(name: str = "", *, traits: bool = False, length: Size = 1024, wi
         for option in preset.options.values():
             sheet.rows.append([option.name, "none" if option.default is None else str(option.default), option.help])
         fixed = ", ".join(f"{option}={value}" for option, value in preset.fixed.items())
-        code = f"in Python: create_mixer({name!r}, d_model=…), or from longlens.mixers import {preset.layer_name}"
+        code = f"in Python: create_mixer({name!r}, d_model=…)"
+        if name in mixers.REGISTRY.modules:
+            code += f", or from longlens.mixers import {preset.layer_name}"
         return [sheet, sentence(f"fixed: {fixed}") if fixed else None, sentence(code)]
     sheet = Sheet("", [Column("mixer"), Column("sides"), Column("what", wrap=True), Column("cost", 1)])
     for known in names:

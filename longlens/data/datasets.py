@@ -157,7 +157,7 @@ class Images(Split):
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.full(len(self), self.values.shape[1] // self.shrink**2)
+        return np.full(len(self.values), self.values.shape[1] // self.shrink**2)
 
     def take(self, indices: np.ndarray) -> Samples:
         values = np.asarray(self.values[indices])

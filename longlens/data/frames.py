@@ -67,6 +67,8 @@ def _write_frame(folder: Path, frame: Any, options: Mapping[str, Any]) -> None:
 def _write_pair(folder: Path, inputs: Any, labels: Any) -> None:
     """Arrays as .npy files, and what is none (texts, sequences of different lengths) as JSONL."""
     array = np.asarray(labels)
+    if hasattr(inputs, "columns"):  # a DataFrame gives its columns one by one, and not its rows
+        inputs = inputs.to_numpy()
     if array.ndim != 1 or len(array) != len(inputs):
         raise BadInput(f"frame must be {ALLOWED}, one label a sequence, got {len(inputs)} and {array.shape}")
     try:
@@ -96,4 +98,4 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)
     array = np.asarray(value)
-    return array.tolist() if array.dtype.kind in "biufU" else value
+    return array.tolist() if array.dtype.kind in "biufU" or isinstance(value, np.ndarray) else value

@@ -99,7 +99,7 @@ def read_cells(cells: list[Any], place: str, names: Sequence[str] = ()) -> np.nd
         hint = decimal_hint(cells[bad])
         if names and not hint and cells[bad] != "":
             hint = f"; --ignore {shlex.quote(names[bad])} leaves out its column"
-        given = f"got {shorten(cells[bad])!r}{hint}"
+        given = "got an empty one before others" if cells[bad] == "" else f"got {shorten(cells[bad])!r}{hint}"
         raise BadInput(f"{place}: a value must be a number, and only cells at the end may be empty, {given}")
     return read_array(numbers, place)
 

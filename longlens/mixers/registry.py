@@ -94,6 +94,7 @@ class Preset:
     traits: Traits | None = None
     size_note: str | None = None  # why the parameter count differs from attention's, if it must
     causal: bool | None = field(default=None, compare=False)  # what the class says, if that was read without an import
+    registered: type | None = field(default=None, compare=False, repr=False)  # the class, unless it was only read
 
     @property
     def layer(self) -> "type[nn.Module]":
@@ -175,14 +176,18 @@ def register(
         for option in options.values():
             if option.default is REQUIRED:
                 raise BadInput(f"mixer {name!r} has no default for its option {option.name!r}: give it one")
+            if option.hint is Any:
+                wanted = f"write one, as in {option.name}: int | None = None"
+                raise BadInput(f"mixer {name!r} has no type for its option {option.name!r}: {wanted}")
         about = summary or (layer.__doc__ or "").partition("\n")[0]
         known = REGISTRY.entries.get(name)
         if known is not None and known.layer_name != layer.__name__:
             raise BadInput(f"there is a mixer {name!r} already: choose another name")
         is_skeleton = getattr(layer, "__skeleton__", False)
-        causal = getattr(layer, "causal", True) if is_skeleton else None
-        preset = Preset(name, layer.__module__, layer.__name__, about, options, fixed, traits, size_note, causal)
-        REGISTRY.add(name, preset, layer.__module__)
+        causal, registered = (getattr(layer, "causal", True), None) if is_skeleton else (None, layer)
+        home = layer.__module__
+        preset = Preset(name, home, layer.__name__, about, options, fixed, traits, size_note, causal, registered)
+        REGISTRY.add(name, preset, home)
         return layer if is_skeleton else _with_checks(layer)
 
     return add
@@ -269,12 +274,12 @@ def list_mixers() -> list[str]:
 
 
 def find_mixer(name: str) -> Preset:
-    return REGISTRY.find(name)
+    return REGISTRY.look_up(name)
 
 
 def choose_mixer(name: str, **options: Any) -> Mixer:
     """A mixer with its options, checked; nothing is built, and torch is not imported."""
-    known = find_mixer(name).options
+    known = REGISTRY.find(name).options
     given = check_options(known, options, f"mixer {name!r}")
     return Mixer(name, {option: given.get(option, known[option].default) for option in known})
 

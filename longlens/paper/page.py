@@ -44,7 +44,7 @@ def write_page(out: Path, places: Iterable[Path], results: Path, scale: Scale = 
     entries = without_repeats([*Watch(places).look(), *record_entries(results)])
     still = still_parts(results, scale, entries, maps=maps)
     write_atomic(out, render_page(still, draw_changing(entries)))
-    return f"{len(entries):,} runs on one page: {out}"
+    return f"{len(entries):,} run{'' if len(entries) == 1 else 's'} on one page: {out}"
 
 
 def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: bool) -> Still:

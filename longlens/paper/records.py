@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from longlens.errors import BadInput
 from longlens.files import read_json, write_json
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import completed, is_held, read_environment, read_identity, read_metrics, read_scores
+from longlens.training.run import completed, read_environment, read_identity, read_metrics, read_scores
 
 KEPT = ("longlens", "commit", "torch", "processor", "device", "threads", "date")  # of the environment
 POINTS = 100  # of the metrics
@@ -83,7 +84,7 @@ class Records:
         """Keep how a run ended; a result replaces an error, and not the other way round. What failed as another process
         is at it has not ended."""
         before = self.find(outcome.config)
-        if outcome.result is None and (is_held(outcome.folder) or (before is not None and before.result is not None)):
+        if outcome.result is None and (_is_held(outcome.folder) or (before is not None and before.result is not None)):
             return
         environment = (read_environment(outcome.folder) or [{}])[-1]
         scores = read_scores(outcome.folder)
@@ -100,6 +101,18 @@ class Records:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, values)
         self.found[_key(outcome.config)] = _read(path)
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process is at work in the folder of a run."""
+    try:
+        if folder.is_dir():
+            FileLock(folder / ".lock", timeout=0).acquire().lock.release()
+    except Timeout:
+        return True
+    except OSError:  # nobody can write there
+        pass
+    return False
 
 
 def record_name(config: Config) -> str:

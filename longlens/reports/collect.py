@@ -1,7 +1,8 @@
 """The runs that a picture is made of, finished or not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from longlens.errors import BadInput, LongLensError
 from longlens.training.many import Outcome
@@ -30,3 +31,9 @@ def collect_runs(places: Sequence[Path]) -> tuple[list[Outcome], list[str]]:
     if not runs:
         raise BadInput(f"every run is damaged: {problems[0].removeprefix('left out: ')}")
     return runs, problems
+
+
+def evaluated_metric(metrics: Iterable[Mapping[str, Any]]) -> str | None:
+    """The name of the metric in the lines of a run; None before its first evaluation."""
+    names = (key for line in metrics if line["split"] == "valid" for key in line)
+    return next((name for name in names if name not in ("split", "step", "loss")), None)

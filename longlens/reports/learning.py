@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
-from longlens.reports.collect import collect_runs
+from longlens.reports.collect import collect_runs, evaluated_metric
 from longlens.reports.pictures import check_picture, legend_beside, line_look, plain, save_picture, styled
 from longlens.reports.tables import changing, describe, seed_groups
 from longlens.training.many import Outcome
-from longlens.training.run import evaluated_metric, read_metrics
+from longlens.training.run import read_metrics
 
 Points = dict[int, float]  # a value by step
 

@@ -136,8 +136,11 @@ class Task(Options, ABC):
         return True
 
     def render(self, samples: Samples, row: int) -> str:
-        """A sample for people to read."""
-        return f"target {np.array2string(np.asarray(samples.targets[row]), threshold=8, precision=4)}"
+        """A sample for people to read: its sequence, or both of a pair, unless it is drawn; and its target."""
+        sequences = samples.inputs[row] if samples.lengths.ndim == 2 else samples.inputs[row, None]
+        cut = [values[:length] for values, length in zip(sequences, np.ravel(samples.lengths[row]), strict=True)]
+        shown = cut if self.picture(samples, row) is None else []
+        return "\n".join([*map(_on_a_line, shown), f"target {_on_a_line(samples.targets[row])}"])
 
     def picture(self, samples: Samples, row: int) -> np.ndarray | None:
         """A sample as a gray picture with values from 0 to 1, if it is one."""
@@ -319,6 +322,13 @@ class ReleasedTask(GeneratedTask):
             raise BadInput(f"run '{self.import_command()}', {given}; or leave out --release to generate samples")
         self.import_release(writer, source)
         return {"sizes": dict(zip(SPLITS, self.sizes, strict=True)), "source": str(source)}
+
+
+def _on_a_line(values: np.ndarray) -> str:
+    """Tokens or numbers: of many, the first and the last."""
+    values = np.squeeze(values)
+    edge = 16 if values.ndim < 2 else 2
+    return " ".join(np.array2string(values, threshold=32, edgeitems=edge, precision=4, suppress_small=True).split())
 
 
 REGISTRY: Registry[type[Task]] = Registry("task", "longlens.tasks")

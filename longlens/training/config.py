@@ -121,6 +121,13 @@ def _make_config(recipe: str, task: str | Task, mixer: str, sections: Iterable[C
     )
 
 
+def _change_task(task: Task, changes: Changes) -> Task:
+    """A task with other values of some options. The same one if they are its own: its data is then looked at once."""
+    if all(getattr(task, name) == value for name, value in changes.items()):
+        return task
+    return type(task).make({**task.values(), **changes}, f"task {task.name!r}")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The numbers of a task at a scale, or those with which a layer was published: one TOML file."""
@@ -174,6 +181,8 @@ class Recipe:
         if groups := new["training"].get("groups"):  # added to those of the recipe
             before = Option("groups", Groups | None).check(self.defaults("training", mixer).get("groups")) or {}
             new["training"]["groups"] = before | {name: before.get(name, {}) | groups[name] for name in groups}
+        if isinstance(task, Task):
+            task = _change_task(task, new["task"])
         sections = (self.defaults(section, mixer) | new[section] for section in SECTIONS)
         return _make_config(self.name, task, mixer, sections)
 

@@ -54,7 +54,7 @@ def evaluate_run(
     if split not in SPLITS:
         raise BadInput(f"split must be one of {', '.join(SPLITS)}, got {split}")
     config = read_config(folder)
-    check_fingerprint(folder, fingerprint(config))
+    check_fingerprint(folder, fingerprint(config), "undo the change, or evaluate on a file with --data FILE")
     run = RunFolder(folder, keep=1)
     task, path = config.task, find_checkpoint(run, checkpoint)
     threads, _ = choose_threads(None, run.last_threads())

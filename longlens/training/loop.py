@@ -7,6 +7,8 @@ a checkpoint says all with the step that it belongs to, and a run that was kille
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -24,7 +26,9 @@ from longlens.training.run import higher_is_better
 from longlens.training.step import (
     Evaluated,
     Schedule,
+    check_finite,
     class_weights,
+    evaluated_part,
     make_optimizer,
     prefetch,
     seed_step,
@@ -56,7 +60,8 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
         losses, device = [], run.processes.device
         logged = run.folder.folder if run.processes.is_first else None
         opened = open_logs(logged, config, runtime, state.step, plan.steps or 0)
-        with run.explain_divergence(lambda step: learner.schedule.factor(plan.place(step))), opened as logs:
+        explained = run.explain_divergence(lambda step: learner.schedule.factor(plan.place(step)))
+        with explained, opened as logs, suspect_data(run, plan):
             if plan.evaluates(state):  # it was stopped in the midst of an evaluation
                 validate(run, learner, logs)
             for batch in prefetch(load_batches(config, plan, state, run.processes), device):
@@ -187,20 +192,34 @@ def load_batches(config: Config, plan: Plan, state: TrainState, processes: Proce
         epoch, start = epoch + 1, 0
 
 
+@contextmanager
+def suspect_data(run: OpenRun, plan: Plan) -> Iterator[None]:
+    """Look at the samples of a step that ends in a number that is not finite, before the learning rate is blamed."""
+    try:
+        yield
+    except NotFinite as problem:
+        before, alone = TrainState(step=problem.step - 1), replace(run.processes, rank=0, count=1)
+        batch = islice(load_batches(run.config, plan, before, alone), 1)
+        check_finite(batch, f"step {problem.step:,} of training on {run.config.task.title}")
+        raise
+
+
 def validate(run: OpenRun, learner: Learner, logs: Logs) -> None:
     """Evaluate on the validation set; then save. An evaluation that is stopped is made when the run resumes."""
-    state, metric = learner.state, run.config.task.spec.metric
+    task, options, state = run.config.task, run.config.training, learner.state
     try:
         value, loss, _ = run.evaluate(learner.model, "valid")
     except Interrupted:
         run.save(learner, logs)
         raise
     if not math.isfinite(loss):
+        evaluated = evaluated_part(task.split("valid"), options.valid_samples)
+        check_finite(Batches(evaluated, options.batch_size), f"the validation set of {task.title}")
         raise NotFinite(f"the loss on validation is {loss}", state.step)
     merit = -loss if math.isnan(value) else value  # equal labels have no R², which would fall as the loss rises
-    state.score(value, merit, higher_is_better(metric))
+    state.score(value, merit, higher_is_better(task.spec.metric))
     learner.schedule.update(merit)
-    logs.evaluated(state.step, loss=loss, **{metric: value})
+    logs.evaluated(state.step, loss=loss, **{task.spec.metric: value})
     run.save(learner, logs)
 
 

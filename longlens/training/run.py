@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -142,11 +142,11 @@ def read_task(folder: Path, task: Task) -> tuple[Spec, dict[str, Any]]:
     raise BadInput(f"{reason}: restore it, or delete it if the data of the run is still there")
 
 
-def check_fingerprint(folder: Path, fingerprint: str) -> None:
+def check_fingerprint(folder: Path, fingerprint: str, advice: str = "choose another folder, or delete it") -> None:
     """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
     if read_identity(folder)[0] != fingerprint:
         source = "another source of a layer or task of your own"
-        raise BadInput(f"{folder} belongs to other data, or to {source}: choose another folder, or delete it")
+        raise BadInput(f"{folder} belongs to other data, or to {source}: {advice}")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -215,12 +215,6 @@ def _read_lines(path: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def evaluated_metric(metrics: Iterable[Mapping[str, Any]]) -> str | None:
-    """The name of the metric in the lines of a run; None before its first evaluation."""
-    names = (key for line in metrics if line["split"] == "valid" for key in line)
-    return next((name for name in names if name not in ("split", "step", "loss")), None)
-
-
 def _parse_line(line: str) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None if it is damaged."""
     try:
@@ -228,18 +222,6 @@ def _parse_line(line: str) -> dict[str, Any] | None:
         return values if values["split"] in ("train", "valid") and type(values["step"]) is int else None
     except (ValueError, RecursionError, TypeError, LookupError):
         return None
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a process is at work in the folder of a run."""
-    try:
-        if folder.is_dir():
-            FileLock(folder / ".lock", timeout=0).acquire().lock.release()
-    except Timeout:
-        return True
-    except OSError:  # nobody can write there
-        pass
-    return False
 
 
 class RunFolder:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.datasets import Batch, Batches, Joined, Samples, Split, Stream, Subset
+from longlens.data.datasets import IGNORE, Batch, Batches, Joined, Samples, Split, Stream, Subset
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import loss_sum, metric_sums, metric_value, sample_scores
 from longlens.options import nearest
@@ -24,14 +24,69 @@ from longlens.training.machine import Processes, without_sync
 LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
 LOOK_EVERY = 32  # batches between two looks at the signals of all processes
 AT_ONCE = 500  # samples that are read together
+MOST_CHECKED = 64  # samples of a split that are compared with what its task says
+MOST_VALUES = 2**20  # of these samples
+WHOLE = ("int64", "int32")
+
+
+def load_split(task: Task, name: SplitName, epoch: int = 0) -> Split:
+    """The samples of a split. One that is not as its task says is refused: some samples are looked at, from the first
+    to the last, so few that it costs next to nothing."""
+    split, spec, place = task.split(name, epoch), task.spec, f"split {name!r} of task {task.name!r}"
+    if not hasattr(split, "count_targets"):  # an array has a take, too
+        known = "a Split, such as Images, Sequences or Windows of longlens.data.datasets"
+        raise BadInput(f"{place} must be {known}, got {type(split).__name__}")
+    size, lengths = len(split), np.asarray(split.lengths)
+    if len(lengths) != size or not size:
+        given = f"{len(lengths):,} sequences and {size:,} targets"
+        raise BadInput(f"{place} must have a target for each sequence, and one at least, got {given}")
+    _check_array(f"the lengths of {place}", lengths, (size,), WHOLE, spec.max_length + 1)
+    count = min(size, MOST_CHECKED, max(1, MOST_VALUES // spec.max_length))
+    samples = split.take(np.linspace(0, size - 1, count).astype(np.int64))
+    if not isinstance(samples, Samples):
+        raise BadInput(f"take of {place} must return Samples(inputs, lengths, targets), got {type(samples).__name__}")
+    _check_samples(samples, count, spec, place)
+    return split
+
+
+def _check_samples(samples: Samples, count: int, spec: Spec, place: str) -> None:
+    inputs, targets = f"the inputs of {place}", f"the targets of {place}"
+    shape = (count, 2, "length") if spec.head == "match" else (count, "length")
+    if spec.inputs == "tokens":
+        _check_array(inputs, samples.inputs, shape, WHOLE, spec.size)
+    else:
+        _check_array(inputs, samples.inputs, (*shape, spec.size), ("float32",))
+    if spec.head == "regress":
+        numbers = (count,) if spec.positions is None else (count, spec.positions)
+        _check_array(targets, samples.targets, numbers, ("float32", "float64"))
+    elif spec.head == "language":
+        counted = np.where(samples.targets == IGNORE, 0, samples.targets)
+        _check_array(targets, counted, shape, ("int64",), spec.outputs)
+    else:
+        _check_array(targets, samples.targets, (count,), ("int64",), spec.outputs)
+
+
+def _check_array(
+    place: str, given: Any, shape: tuple[int | str, ...], types: tuple[str, ...], limit: int | None = None
+) -> None:
+    """Whole numbers must be below the limit; without one, numbers must be finite. A word in a shape is any size."""
+    array = np.asarray(given)
+    fits = array.ndim == len(shape) and all(n in (m, "length") for n, m in zip(shape, array.shape, strict=True))
+    if not fits or array.dtype.name not in types:
+        wanted = f"{' or '.join(types)} of shape ({', '.join(map(str, shape))})"
+        raise BadInput(f"{place} must be {wanted}, got {array.dtype} of shape {array.shape}")
+    bad = ~np.isfinite(array) if limit is None else (array < 0) | (array >= limit)
+    if bad.any():
+        wanted = "finite numbers" if limit is None else f"from 0 to {limit - 1:,}, as its Spec says"
+        raise BadInput(f"{place} must be {wanted}, got {array[bad][0]}")
 
 
 def training_set(task: Task, options: TrainingConfig, epoch: int = 0) -> Split:
     """What the config says to train on. Smaller sets are parts of larger ones."""
-    train = task.split("train", epoch)
+    train = load_split(task, "train", epoch)
     if options.train_samples is not None and options.train_samples < len(train):
         train = Subset(train, np.sort(Stream("trained on").permutation(len(train))[: options.train_samples]))
-    return Joined(train, task.split("valid")) if options.train_on_valid else train
+    return Joined(train, load_split(task, "valid")) if options.train_on_valid else train
 
 
 def read_all(split: Split) -> Iterator[Samples]:
@@ -78,6 +133,16 @@ def train_step(
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     optimizer.step()
     return loss
+
+
+def check_finite(batches: Iterable[Batch], place: str) -> None:
+    """Where a loss is not finite: refuse data that is the reason, as no learning rate helps then."""
+    for batch in batches:
+        for name, values in (("inputs", batch.inputs), ("targets", batch.targets)):
+            bad = ~values.isfinite()
+            if bad.any():
+                wanted = f"finite numbers, got {values[bad][0]}: correct or leave out such samples"
+                raise BadInput(f"the {name} of {place} must be {wanted}")
 
 
 def forward(model: nn.Module, batch: Batch, precision: str, processes: Processes) -> tuple[Tensor, Tensor]:
@@ -278,7 +343,7 @@ def evaluate(
 ) -> Evaluated:
     """The metric and the loss on all samples of a split, or on so many drawn once for all, each counted once. Batches
     are as large as the micro-batches of training; nobody waits for a GPU before the end."""
-    chosen = evaluated_part(task.split(split), samples)
+    chosen = evaluated_part(load_split(task, split), samples)
     batches = Batches(
         chosen,
         -(-options.batch_size // options.accumulate),

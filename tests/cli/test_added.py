@@ -71,8 +71,13 @@ def test_a_bug_in_the_file_keeps_its_traceback_after_a_line_that_names_the_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [False, True], ids=["file", "module"])
-def test_a_name_that_is_taken_is_one_line(added, module):
-    said = added(LIGHT.replace('"mine"', '"las"').format(body="return x"), *LIST, module=module)
+@pytest.mark.parametrize(
+    "arguments",
+    [LIST, ("check", "las"), ("train", "listops"), ("bench", "layers", "--mixers", "las")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_name_that_is_taken_is_one_line(added, arguments, module):
+    said = added(LIGHT.replace('"mine"', '"las"').format(body="return x"), *arguments, module=module)
     assert said.code == 2
     assert said.err.count("\n") == 1
     assert "there is a mixer 'las' already: choose another name" in said.err
@@ -152,7 +157,9 @@ def test_a_layer_that_returns_another_shape_is_told_what_it_must_return(added, t
 @pytest.mark.slow
 def test_a_layer_of_your_own_is_listed_described_and_trained(added, here, tiny):
     source = LAYER.format(body="return self.linear(x)")
-    assert "scale" in added(source, *LIST).out
+    described = added(source, *LIST)
+    assert "scale" in described.out
+    assert described.out.rstrip().endswith("in Python: create_mixer('mine', d_model=…)"), "it is not of longlens.mixers"
     assert "│ mine " in added(source, "list", "mixers").out
     assert "--mixer.scale NUMBER" in added(source, "train", "listops", "--mixer", "mine", "--help").words
     said = added(source, "train", "atomic-cumsum", "--mixer", "mine", "--mixer.scale", "2", *tiny)

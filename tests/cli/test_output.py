@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from longlens.cli import COMMANDS, TABLES, show
+from longlens.cli import COMMANDS, TABLES, sentence, show
 from longlens.cli.output import BESIDE, Output, take_output
 from longlens.errors import BadInput
 from longlens.reports.sheet import Column, Sheet, write_sheets
@@ -118,3 +118,12 @@ def test_every_command_with_a_table_has_the_flags(longlens):
         said = longlens(*name.split(), "--help")
         assert "--format {terminal,markdown,latex,csv,json}" in said.words
         assert "--out" in said.words
+
+
+def test_where_there_is_no_terminal_a_table_is_as_wide_as_its_cells(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long, columns = ("words " * 50).strip(), [Column("what", wrap=True), Column("more", rank=1)]
+    show([Sheet("", columns, [[long, long]]), sentence(long)])
+    *table, _, last = capsys.readouterr().out.splitlines()
+    assert f"│ {long} │ {long} │" in table
+    assert len(last) <= 120, "words may be wrapped"

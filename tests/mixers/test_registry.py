@@ -238,6 +238,19 @@ def test_a_registered_layer_checks_its_arguments(forget):
             Checked(*arguments)
 
 
+def test_an_option_without_a_type_has_that_of_its_default(forget):
+    class Untyped(Shift):
+        def __init__(self, d_model, flag=True, taps=3, rate=0.5, kind="a", sizes=(1, 2)):
+            super().__init__(d_model)
+
+    register("untyped")(Untyped)
+    typed = {"flag": "false", "taps": "4", "rate": "2", "kind": "b", "sizes": ["3", "4", "5"]}
+    found = {"flag": False, "taps": 4, "rate": 2.0, "kind": "b", "sizes": (3, 4, 5)}
+    assert choose_mixer("untyped", **typed).options == found
+    with pytest.raises(BadInput, match="taps must be a whole number, got abc"):
+        choose_mixer("untyped", taps="abc")
+
+
 def test_a_registered_layer_shows_its_arguments_unless_it_has_words_of_its_own(forget):
     class Silent(Shift):
         pass
@@ -278,6 +291,10 @@ def test_what_is_no_mixer_is_refused_with_a_sentence(forget):
         def __init__(self, d_model, order: int):
             super().__init__(d_model)
 
+    class Untyped(Shift):
+        def __init__(self, d_model, order=None):
+            super().__init__(d_model)
+
     class Blind(Shift):
         def forward(self, x):
             return x
@@ -291,6 +308,7 @@ def test_what_is_no_mixer_is_refused_with_a_sentence(forget):
         (Blind, {}, r"mixer 'new': Blind.forward must accept a mask: forward\(self, x, \*, mask=None\)"),
         (Nameless, {}, "mixer 'new': the first parameter of Nameless must be its width, d_model"),
         (nn.Identity, {}, "mixer 'new': the first parameter of Identity must be its width, d_model"),
+        (Untyped, {}, r"mixer 'new' has no type for its option 'order': write one, as in order: int \| None = None"),
         (Shift, {"amuont": 1.0}, "mixer 'new' chooses 'amuont', and Shift has no such option"),
         (Shift, {"fixed": {"amuont": 1.0}}, "mixer 'new' chooses 'amuont', and Shift has no such option"),
     ):
@@ -399,6 +417,30 @@ def test_what_cannot_be_imported_is_said_in_a_line(tmp_path, named, said):
     result = python(ask, tmp_path, LONGLENS_IMPORT=named.format(folder=tmp_path))
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"longlens: {said.format(folder=tmp_path)}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", ["create_mixer('las', 8)", "create_task('listops')", "list_mixers()"])
+def test_a_name_that_is_taken_is_refused_before_it_is_used(tmp_path, ask):
+    (tmp_path / "taken.py").write_text(LAYER.replace('"mine"', '"las"'))
+    result = python(f"from longlens import *; {ask}", tmp_path, LONGLENS_IMPORT="taken")
+    assert result.stderr.endswith("BadInput: taken: there is a mixer 'las' already: choose another name\n")
+
+
+@pytest.mark.slow
+def test_a_package_that_is_being_imported_may_use_a_layer_of_ours(tmp_path):
+    """Its entry point is not imported for that: it needs what is not there yet."""
+    files = {
+        "theirs/__init__.py": "from theirs.base import Base",
+        "theirs/base.py": "from longlens.mixers import S4D\nclass Base(S4D): pass",
+        "theirs/layers.py": "from longlens.mixers import register\nfrom theirs import Base\nregister('mine')(Base)",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = "import theirs; from longlens import create_mixer; print(type(create_mixer('mine', 8)).__name__)"
+    result = python(code, tmp_path, LONGLENS_IMPORT="theirs.layers")
+    assert (result.stdout, result.stderr) == ("Base\n", "")
 
 
 @pytest.mark.slow

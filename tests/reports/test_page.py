@@ -282,6 +282,12 @@ def test_the_line_counts_a_run_and_its_record_once(tmp_path, monkeypatch, capsys
     assert f"{count:,} runs on one page: " in capsys.readouterr().out
 
 
+def test_the_line_of_a_single_run_is_in_the_singular(tmp_path):
+    make_run(tmp_path / "runs")
+    out = tmp_path / "out.html"
+    assert write_page(out, [tmp_path / "runs"], tmp_path / "none", maps=False) == f"1 run on one page: {out}"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

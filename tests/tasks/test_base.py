@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
+from longlens.data.datasets import Samples
 from longlens.data.store import CacheError
 from longlens.errors import BadInput
 from longlens.options import options_of
@@ -120,3 +122,28 @@ def test_a_set_that_changed_on_disk_is_neither_trained_on_nor_named(home):
             use(create_task("listops", **options))
     file.write_bytes(data)
     assert create_task("listops", **options).fingerprint() == before
+
+
+def own(drawn=None):
+    members = {"name": "own", "spec": None, "load": None, "picture": lambda *_: drawn}
+    return type("Own", (Bare,), members)()
+
+
+TOKENS = Samples(np.arange(40)[None].repeat(2, axis=0), np.array([5, 40]), np.array([1, 0]))
+PAIR = Samples(np.arange(80).reshape(2, 2, 20), np.array([[2, 3], [1, 1]]), np.array([1, 0]))
+CURVE = Samples(np.arange(36, dtype=np.float32).reshape(1, 12, 3) / 8, np.array([12]), np.float32([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "row", "shown"),
+    [
+        (TOKENS, 0, "[0 1 2 3 4]\ntarget 1"),
+        (TOKENS, 1, f"[ {' '.join(map(str, [*range(16), '...', *range(24, 40)]))}]\ntarget 0"),
+        (PAIR, 0, "[0 1]\n[20 21 22]\ntarget 1"),
+        (CURVE, 0, "[[0. 0.125 0.25 ] [0.375 0.5 0.625] ... [3.75 3.875 4. ] [4.125 4.25 4.375]]\ntarget 0.5"),
+    ],
+    ids=["tokens", "many", "pair", "channels"],
+)
+def test_a_sample_is_shown_on_a_line_and_its_target_on_another(samples, row, shown):
+    assert own().render(samples, row) == shown
+    assert own(np.ones((2, 2))).render(samples, row) == shown.splitlines()[-1]

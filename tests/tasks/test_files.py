@@ -447,7 +447,7 @@ def test_a_sample_can_be_read(make, inputs, labels, shown):
         ("a,b,label\n1,2,0\n,,1\n", "line 3: the sequence is empty"),
         (
             "a,b,label\n1,2,0\n,3,1\n",
-            "line 3: a value must be a number, and only cells at the end may be empty, got \"''\"",
+            "line 3: a value must be a number, and only cells at the end may be empty, got an empty one before others",
         ),
         ("a,b,label\n1,2,0\n1,x,1\n", "line 3: a value must be a number, .* got 'x'"),
         ("a,b,label\n1,2,0\n1,nan,1\n", "line 3: all numbers must be finite and fit into float32 or int64, got nan"),

@@ -227,6 +227,30 @@ def test_arrays_are_the_same_as_their_files(tmp_path):
     same(create_task("files", frame=(inputs, labels)), create_task("files", path=tmp_path))
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.Series(["x", "y"] * 20),
+        pd.Series(["x", "y"] * 20, dtype="category"),
+        np.array(["x", "y"] * 20, dtype=object),
+        pd.Series([0, 1] * 20, index=range(40, 80)),
+    ],
+    ids=["texts", "categories", "objects", "numbers"],
+)
+def test_each_row_of_a_frame_beside_its_labels_is_a_sequence(labels):
+    """Also where it has as many columns as rows."""
+    frame = pd.DataFrame(np.random.default_rng(1).normal(size=(40, 40))).rename(columns="t{}".format)
+    task = create_task("files", frame=(frame, labels))
+    assert task.spec.inputs == "real"
+    same(task, create_task("files", frame=(frame.to_numpy(), np.asarray(labels))))
+
+
+def test_switches_of_a_frame_beside_its_labels_are_numbers():
+    frame = pd.DataFrame({"on": [True, False] * 20, "u": np.arange(40) / 4})
+    task = create_task("files", frame=(frame, ["x", "y"] * 20), standardize=False)
+    assert {tuple(np.ravel(row)) for row in rows(task)} <= {(1 - n % 2, n / 4) for n in range(40)}
+
+
 def test_a_frame_has_a_path_by_which_the_task_is_made_again(home):
     frame = pd.DataFrame(curves())
     task = create_task("files", frame=frame)

@@ -15,7 +15,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from longlens.errors import Interrupted
+from longlens.errors import BadInput, Interrupted
+from longlens.tasks.atomic import AtomicSplit
 from longlens.tasks.base import Task
 from longlens.training import loop, machine, open_run
 from longlens.training.config import Runtime, load_recipe
@@ -55,6 +56,32 @@ def test_every_step_draws_its_own_random_numbers_and_every_epoch_its_samples(tmp
         loop.train_run(config, Runtime(folder=tmp_path / str(seed)))
     assert len(set(seeds)) == 10
     assert len(set(inputs)) == 5, "a batch an epoch, the same ones for another seed of the weights"
+
+
+@pytest.mark.parametrize(
+    ("split", "values", "place"),
+    [
+        ("train", "inputs", "the inputs of step 2 of training on atomic-cumsum"),
+        ("train", "targets", "the targets of step 2 of training on atomic-cumsum"),
+        ("valid", "inputs", "the inputs of the validation set of atomic-cumsum"),
+    ],
+)
+def test_data_that_is_not_finite_is_named_instead_of_the_learning_rate(tmp_path, monkeypatch, split, values, place):
+    """Also where it is in a sample that was not looked at when the split was loaded."""
+    take, key = AtomicSplit.take, (split, 1 if split == "train" else 0)  # in the second epoch of training
+
+    def damaged(self, indices):
+        samples = take(self, indices)
+        getattr(samples, values)[indices == 1] += torch.nan if self.key == key else 0
+        return samples
+
+    monkeypatch.setattr(AtomicSplit, "take", damaged)
+    changes = {"task.max_length": 8, "task.sizes": (150, 150, 9), "batch_size": 150, "steps": 3}
+    config = load_recipe("smoke", "atomic-cumsum", ["las"]).resolve("atomic-cumsum", "las", changes)
+    with pytest.raises(
+        BadInput, match=rf"{place} .* must be finite numbers, got nan: correct or leave out such samples"
+    ):
+        loop.train_run(config, Runtime(folder=tmp_path / "run"))
 
 
 def test_a_run_has_its_lines_at_the_steps_that_were_asked_for(runs, compare):

@@ -13,7 +13,7 @@ import longlens.recipes
 from longlens.errors import BadInput
 from longlens.mixers.registry import find_mixer, list_mixers
 from longlens.models.model import Model, check_mixer_builds
-from longlens.tasks.base import Spec, find_task, list_tasks
+from longlens.tasks.base import Spec, create_task, find_task, list_tasks
 from longlens.training.config import SCALES, Config, Runtime, load_recipe, shipped_recipes
 from longlens.training.loop import train_run
 
@@ -212,6 +212,25 @@ def test_old_names_of_options_are_understood(tmp_path):
     assert resolve(str(path), "atomic-cumsum", "las").task.values()["max_length"] == 16
     changed = resolve(str(path), "atomic-cumsum", "las", {"task.length": 8})
     assert changed == resolve(str(path), "atomic-cumsum", "las", {"max_length": 8})
+
+
+def test_a_task_that_is_given_keeps_its_options_but_those_that_are_changed(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(STEPS + "[task]\nmax_length = 64\nseed = 7\n")
+    recipe, task = load_recipe(str(path), "atomic-cumsum"), create_task("atomic-cumsum", max_length=16, sizes=(8, 4, 4))
+    assert recipe.resolve(task, "las").task is task
+    assert recipe.resolve(task, "las", {"max_length": 16}).task is task
+    changed = recipe.resolve(task, "las", {"task.length": 20, "task.seed": 3}).task
+    assert changed == create_task("atomic-cumsum", max_length=20, sizes=(8, 4, 4), seed=3)
+    assert recipe.resolve(changed, "las").digest("") == recipe.resolve(
+        task, "las", {"length": 20, "task.seed": 3}
+    ).digest("")
+
+
+def test_a_task_that_cannot_be_changed_so_is_refused():
+    task = create_task("files", path="sequences", folds=3)
+    with pytest.raises(BadInput, match="test_share must be left out, as one of 3 folds is the test set"):
+        load_recipe("smoke", "files").resolve(task, "las", {"task.test_share": 0.3})
 
 
 def test_a_config_is_the_same_after_json():

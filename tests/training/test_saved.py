@@ -301,6 +301,8 @@ def test_a_run_of_before_names_were_part_of_the_data_is_refused_and_can_be_used(
         train("files", "las", **how)
     with pytest.raises(BadInput, match="belongs to other data"):
         train("files", "las", **how)
+    with pytest.raises(BadInput, match=r"belongs to other data, .*: undo the change, or .* a file with --data FILE"):
+        load_run(tmp_path / "run").evaluate()
     assert load_run(tmp_path / "run").predict(curves(2)).shape == (2,)
 
 

@@ -1,5 +1,6 @@
 """The optimizer's groups, and a step: in parts, clipped, in another precision."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -8,17 +9,29 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from longlens.data.datasets import IGNORE, Batch, Joined, Windows
+from longlens.data.datasets import (
+    IGNORE,
+    Batch,
+    Images,
+    Joined,
+    Samples,
+    Sequences,
+    Split,
+    Subset,
+    Windows,
+    offsets_of,
+)
 from longlens.errors import BadInput
 from longlens.mixers.registry import create_mixer, find_mixer, list_mixers
 from longlens.models.model import create_model
-from longlens.tasks.base import create_task
+from longlens.tasks.base import Spec, Task, create_task
 from longlens.training.config import TrainingConfig
 from longlens.training.machine import Processes
 from longlens.training.step import (
     class_weights,
     forward,
     in_bfloat16,
+    load_split,
     make_optimizer,
     prefetch,
     set_learning_rate,
@@ -354,3 +367,100 @@ def test_texts_are_joined_with_their_padding():
     assert found.targets[1].tolist() == [6, 7, IGNORE, IGNORE, IGNORE]
     assert found.targets[4].tolist() == [29, 30, 31, 32, IGNORE]
     assert joined.count_targets(np.array([1, 4])) == 6
+
+
+# What a task of one's own returns
+
+BITS = Spec("tokens", 2, 6, "classify", 2, "accuracy")
+LETTERS = Spec("tokens", 5, 6, "language", 5, "bits_per_byte")
+CURVES = Spec("real", 3, 6, "regress", 1, "r2")
+PAIRS = Spec("tokens", 2, 6, "match", 2, "accuracy")
+ONES, CLASSES = np.ones((300, 6), np.int64), np.ones(300, np.int64)
+REAL, NUMBERS = np.ones((300, 6, 3), np.float32), np.ones(300, np.float32)
+
+
+class Arrays(Split):
+    """Arrays as they are."""
+
+    def __init__(self, inputs, targets, lengths=6 * CLASSES, returned: Callable = Samples):
+        self.inputs, self.targets, self.each, self.returned = inputs, targets, lengths, returned
+
+    def __len__(self):
+        return len(self.targets)
+
+    @property
+    def lengths(self):
+        return self.each
+
+    def take(self, indices):
+        return self.returned(self.inputs[indices], self.each[indices], self.targets[indices])
+
+
+def own(spec, split):
+    """A task that returns what it is given."""
+    return type("Own", (Task,), {"name": "own", "spec": spec, "load": lambda *_: split})()
+
+
+def but(array, value, row=-1):
+    """The array with another value in a row."""
+    changed = array.copy()
+    changed[row] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("spec", "split", "sentence"),
+    [
+        (BITS, (ONES, CLASSES), "split 'valid' of task 'own' must be a Split, such as .*datasets, got tuple"),
+        (BITS, ONES, "split 'valid' of task 'own' must be a Split, .*, got ndarray"),
+        (BITS, Images(ONES, CLASSES[:150], np.asarray), "a target for each sequence, .* got 300 sequences and 150 t"),
+        (BITS, Images(ONES[:0], CLASSES[:0], np.asarray), "and one at least, got 0 sequences and 0 targets"),
+        (BITS, Arrays(ONES, CLASSES, returned=lambda *a: a), r"must return Samples\(inputs, lengths, .*, got tuple"),
+        (BITS, Arrays(ONES, CLASSES, but(CLASSES, 7, 1)), "the lengths of split .* must be from 0 to 6, as .*, got 7"),
+        (BITS, Arrays(but(ONES, 2), CLASSES), "the inputs of split .* must be from 0 to 1, as its Spec says, got 2"),
+        (BITS, Arrays(but(ONES, -1, 0), CLASSES), "the inputs of split .* must be from 0 to 1, as .*, got -1"),
+        (BITS, Arrays(ONES.astype(np.uint8), CLASSES), r"must be int64 or int32 of shape \(64, length\), got uint8"),
+        (BITS, Arrays(REAL, CLASSES), r"the inputs of .* shape \(64, length\), got float32 of shape \(64, 6, 3\)"),
+        (BITS, Arrays(ONES, but(CLASSES, 4)), "the targets of split .* must be from 0 to 1, as its Spec says, got 4"),
+        (BITS, Arrays(ONES, NUMBERS), r"the targets of .* must be int64 of shape \(64\), got float32"),
+        (BITS, Arrays(ONES, CLASSES[:, None]), r"the targets of .* must be int64 of shape \(64\), got .* \(64, 1\)"),
+        (LETTERS, Arrays(ONES, but(ONES, 5)), "the targets of split .* must be from 0 to 4, as its Spec says, got 5"),
+        (LETTERS, Arrays(ONES, CLASSES), r"the targets of .* must be int64 of shape \(64, length\), got"),
+        (CURVES, Arrays(but(REAL, np.nan), NUMBERS), "the inputs of split .* must be finite numbers, got nan"),
+        (CURVES, Arrays(REAL.astype(float), NUMBERS), r"must be float32 of shape \(64, length, 3\), got float64"),
+        (CURVES, Arrays(REAL[..., :2], NUMBERS), r"must be float32 of shape \(64, length, 3\), got .* \(64, 6, 2\)"),
+        (CURVES, Arrays(REAL, but(NUMBERS, -np.inf)), "the targets of split .* must be finite numbers, got -inf"),
+        (PAIRS, Arrays(ONES, CLASSES), r"must be int64 or int32 of shape \(64, 2, length\), got"),
+    ],
+)
+def test_a_split_that_is_not_as_the_task_says_is_refused(spec, split, sentence):
+    with pytest.raises(BadInput, match=sentence) as caught:
+        load_split(own(spec, split), "valid")
+    assert "split 'valid' of task 'own'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        (BITS, Images(ONES[:1], CLASSES[:1], np.asarray)),
+        (BITS, Subset(Arrays(but(ONES, 2), CLASSES), np.arange(299))),
+        (LETTERS, Windows(np.arange(100) % 5, 6)),
+        (CURVES, Arrays(REAL, NUMBERS.astype(float))),
+        (PAIRS, Sequences(ONES.ravel(), offsets_of(6 * CLASSES), CLASSES[:150], pairs=True)),
+    ],
+)
+def test_a_split_that_is_as_the_task_says_is_taken(spec, split):
+    assert load_split(own(spec, split), "train") is split
+
+
+def test_of_a_large_split_few_values_are_looked_at():
+    taken = []
+
+    def returned(inputs, *others):
+        taken.append(inputs.shape)
+        return Samples(inputs, *others)
+
+    split = Arrays(np.broadcast_to(ONES[:1, :1], (300, 2**19)), CLASSES, 2**19 * CLASSES, returned)
+    load_split(own(Spec("tokens", 2, 2**19, "classify", 2, "accuracy"), split), "train")
+    assert taken == [(2, 2**19)]

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longlens.errors import BadInput, LongLensError
+from longlens.reports.collect import evaluated_metric
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import evaluated_metric, read_config, read_environment, read_metrics, read_result
+from longlens.training.run import read_config, read_environment, read_metrics, read_result
 
 State = Literal["finished", "training", "stopped", "failed", "damaged"]
 
