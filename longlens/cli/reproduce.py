@@ -68,8 +68,10 @@ def reproduce(
         raise BadInput(f"tasks must be of these artifacts ({known}), got {', '.join(sorted(unknown))}")
     cells = [cell for cell in cells if not tasks or cell.task in tasks]
     out = results.absolute().parent / ("RESULTS.md" if scale == "mini" else f"RESULTS-{scale}.md")
-    for needed in [results / "records"] * bool(chosen) + [out] * report:  # before hours of work
-        check_out(needed)
+    if chosen:  # before hours of work
+        check_out(results / "records")
+    if report:
+        check_out(out)
     run_cells(cells, scale, records, runtime, engine=engine, jobs=jobs, address=address)  # of all artifacts together
     for artifact in chosen:
         if isinstance(artifact, Computed):

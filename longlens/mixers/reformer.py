@@ -96,6 +96,7 @@ class LSHAttention(MultiHead):
         nn.init.normal_(self.rotations)
 
     def _project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries are keys as well; their rotation comes after hashing."""
         qk, value = self._split(x)
         return qk, qk, value
 

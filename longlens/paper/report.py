@@ -237,8 +237,8 @@ large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwi
 
 {counts}
 """
-SMALL = """At mini, models have 2 blocks of width 64 (bytes: 128) and see 0.2 to 2 % as many samples as the paper's,
-half as many for the atomic tasks: that a difference is smaller or larger here says nothing of full training.
+SMALL = """At mini, models are small, and most see a small part of the paper's samples: that a difference is smaller or
+larger here says nothing of full training.
 """
 
 
