@@ -85,17 +85,18 @@ def lsh_attention(
     totals, outputs = [], []
     # One round after the other: the pairs of all rounds at once would need far more memory.
     for this, (order, place) in enumerate(zip(orders.unbind(2), places.unbind(2), strict=True)):
-        query, key, v = _take(tokens, order).unflatten(2, (-1, size)).chunk(3, dim=-1)  # (B, H, n, S, d)
+        chunks = _Reorder.apply(tokens, order, place).unflatten(2, (-1, size))
+        query, key, v = chunks.chunk(3, dim=-1)  # (B, H, n, S, d)
         kept = F.dropout(query.new_ones(*query.shape[:-1], 2 * size), dropout_p) if dropout_p > 0 else None
         rounds = slice(0 if distinct else this, this + 1)  # those before it tell what has been seen already
         sorted_buckets, sorted_places = (
             x[:, :, rounds].int().gather(-1, order.unsqueeze(2).expand_as(x[:, :, rounds])) for x in (buckets, places)
         )
         total, y = _Attend.apply(query, key, v, sorted_buckets, sorted_places, kept, is_causal, across_buckets)
-        totals.append(total.flatten(2).gather(-1, place))
-        outputs.append(_take(y.flatten(2, 3), place))
-    weights = torch.stack(totals, dim=2).softmax(dim=2).to(value.dtype)  # (B, H, R, L): exp(z_r) / Σ_r exp(z_r)
-    return torch.einsum("bhrl,bhrld->bhld", weights, torch.stack(outputs, dim=2))[:, :, :length]
+        totals.append(_Reorder.apply(total.flatten(2).unsqueeze(-1), place, order))
+        outputs.append(_Reorder.apply(y.flatten(2, 3), place, order))
+    weights = torch.stack(totals, dim=2).softmax(dim=2).to(value.dtype)  # (B, H, R, L, 1): exp(z_r) / Σ_r exp(z_r)
+    return (weights * torch.stack(outputs, dim=2)).sum(dim=2)[:, :, :length]
 
 
 def lsh_attention_reference(
@@ -140,10 +141,20 @@ def _send_padding_back(buckets: Tensor, mask: Tensor | None) -> Tensor:
     return buckets if mask is None else buckets.masked_fill(~mask[:, None, None, :], _PADDING)
 
 
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """(B, H, L, d) in the order of index, (B, H, L)."""
-    start = x.shape[2] * torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1)
-    return x.flatten(0, 2).index_select(0, (index + start).flatten()).unflatten(0, index.shape)
+class _Reorder(torch.autograd.Function):
+    """(B, H, L, d) in the order of a permutation, (B, H, L). Its gradient is in that of the inverse one; autograd,
+    which does not know that no token is taken twice, would add them one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(order, inverse)
+        start = x.shape[2] * torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1)
+        return x.flatten(0, 2).index_select(0, (order + start).flatten()).unflatten(0, order.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        order, inverse = ctx.saved_tensors
+        return _Reorder.apply(grad, inverse, order), None, None
 
 
 class _Attend(torch.autograd.Function):
