@@ -35,6 +35,7 @@ ARTIFACTS = (  # a module of this room for each
     "side",
     "length",
     "training",
+    "schedule",
     "bidirectional",
 )
 

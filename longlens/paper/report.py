@@ -28,6 +28,7 @@ REASONS = {  # why LaS may not be ahead, and the artifacts whose runs say so
     "Does LaS gain on longer sequences?": "length",
     "Does it gain by longer training?": "training",
     "Does it gain with fewer or with more samples?": "figure6",
+    "Does it hang on the schedule of the learning rate?": "schedule",
     "Does it hang on the side of the smoothing?": "side",
 }
 
