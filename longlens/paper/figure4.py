@@ -35,19 +35,21 @@ def cells(scale: Scale) -> list[Cell]:
 def claims(scale: Scale) -> list[Claim]:
     top = cells(scale)[0].config(scale, 0, None).model.depth - 1
 
-    def claim(text: str, what: str, more: tuple[str, int], less: tuple[str, int]) -> Claim:
-        return Claim(text, [], measures=[(1.0, _name(*more), what), (-1.0, _name(*less), what)])
+    def lead(what: str, more: str, less: str, layer: int, sign: float = 1.0) -> list[tuple[float, str, str]]:
+        return [(sign, _name(more, layer), what), (-sign, _name(less, layer), what)]
 
     found = [
-        claim(f"maps of LaS are smoother in layer {layer}", "roughness", ("Transformer", layer), ("LaS", layer))
+        Claim(f"maps of LaS are smoother in layer {layer}", [], measures=lead("roughness", *ROWS, layer))
         for layer in range(top + 1)
     ]
-    if top:
-        text = "LaS reaches farther in its last layer than in its first"
-        found.append(claim(text, "reach", ("LaS", top), ("LaS", 0)))
     moved = (option(scale, appendix_c.task(scale), "window") - 1) / 2
     text = f"LaS reaches farther than a Transformer in the last layer, by more than the {moved:g} of its smoothing"
-    return [*found, claim(text, "reach", ("LaS", top), ("Transformer", top))._replace(least=moved)]
+    upper = lead("reach", "LaS", "Transformer", top)
+    found.append(Claim(text, [], measures=upper, least=moved))
+    if top:
+        text = "LaS leads by more reach in the last layer than in the first"
+        found.append(Claim(text, [], measures=[*upper, *lead("reach", "LaS", "Transformer", 0, -1.0)]))
+    return found
 
 
 def _name(row: str, layer: int) -> str:
@@ -120,7 +122,8 @@ STUDY = Study(
     name="figure4",
     title="Attention maps of trained language models: perplexity",
     place="Figure 4, Appendix D",
-    claim="LaS gives smoother maps, which reach farther back in the upper layers.",
+    claim="LaS gives smoother maps, which reach farther back, especially in the upper layers.",
+    note="The maps of LaS are those after smoothing, which alone makes them smoother.",
     cells=cells,
     claims=claims,
     draw=draw,

@@ -1,17 +1,16 @@
 """Tables of the paper's artifacts from records, and RESULTS.md from all of them."""
 
-import re
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 from longlens.paper.index import ARTIFACTS, Artifact, Computed, find_artifact
-from longlens.paper.records import Record, Records
+from longlens.paper.records import Record, Records, record_name
 from longlens.paper.run import (
     MISSING,
     VERDICTS,
     chosen_rate,
-    fastest,
     measures_of,
     plan,
     runs_of,
@@ -20,7 +19,7 @@ from longlens.paper.run import (
     weigh_claim,
 )
 from longlens.paper.study import Cell, Claim, Scale, Study
-from longlens.reports.chance import Finding
+from longlens.reports.chance import LEVEL, Finding
 from longlens.reports.sheet import Column, Sheet
 
 PERCENT = "accuracy"  # the metric that is shown in percent
@@ -56,39 +55,95 @@ def list_artifacts(scale: Scale, records: Records, names: Iterable[str] = ()) ->
 def summary(scale: Scale, records: Records, *, ours: bool = False) -> Sheet:
     """What is decided of the paper's claims, or of the questions that it leaves open, for a first look."""
     says = "what the paper leaves open" if ours else "the paper says"
-    sheet = Sheet("", [Column(says, wrap=True), Column("here"), Column("in the paper")])
+    columns = [Column(says, wrap=True), Column("here", wrap=True), Column("difference", 1), Column("in the paper", 2)]
+    sheet = Sheet("", [*columns, Column("artifact")])
     for artifact in map(find_artifact, ARTIFACTS):
         if ours != (isinstance(artifact, Study) and artifact.ours):
             continue
         if isinstance(artifact, Computed):
             found = artifact.recorded(records.folder.parent)
-            verdicts = {artifact.claim: f"{found.verdict}{found.because and f': {found.because}'}"} if found else {}
-        else:
-            parts = dict.fromkeys(claim.part for claim in artifact.claims(scale))
-            verdicts = {part or artifact.claim: verdict_of(artifact, scale, records, part) for part in parts}
-        place = re.split("[,;:]", artifact.place)[0]
-        sheet.rows += [[claim, verdict, place] for claim, verdict in verdicts.items() if verdict != MISSING]
+            verdict = f"{found.verdict}{found.because and f': {found.because}'}" if found else MISSING
+            sheet.rows.append([artifact.claim, verdict, "", "", artifact.name])
+            continue
+        for part in dict.fromkeys(claim.part for claim in artifact.claims(scale)):
+            verdict = verdict_of(artifact, scale, records, part)
+            differences = _differences(artifact, scale, records, part)
+            sheet.rows.append([part or artifact.claim, verdict, *differences, artifact.name])
     return sheet
 
 
+def _differences(study: Study, scale: Scale, records: Records, part: str | None) -> tuple[str, str]:
+    """Between which the differences of a study lie, here and in the paper, if they are of one metric."""
+    claims = [claim for claim in study.claims(scale) if claim.part == part]
+    metrics = {_metric(claim, scale) for claim in claims}
+    if len(metrics) > 1 or any(claim.least or claim.measures for claim in claims):
+        return "", ""
+    found = [finding for claim in claims if (finding := weigh_claim(claim, study, scale, records))]
+    here = sorted(finding.estimate for finding in found)
+    metric = metrics.pop()
+    paper = sorted(claim.paper / (100 if metric == PERCENT else 1) for claim in claims if claim.paper is not None)
+    unit = {PERCENT: "points", "r2": "of R²"}.get(metric, metric.replace("_", " "))
+    shown = [_between([_signed(metric, value) for value in values], " … ") for values in (here, paper)]
+    return f"{shown[0]} {unit}" if here else "", shown[1]
+
+
 def counts(scale: Scale, records: Records) -> str:
-    """How many claims have which verdict, and how differences compare with the paper's."""
+    """How many claims have which verdict, how much of that may be chance, and how differences compare with the
+    paper's."""
     studies = [artifact for artifact in map(find_artifact, ARTIFACTS) if isinstance(artifact, Study)]
-    lines, beside = [], []
+    claims = [(claim, study) for study in studies for claim in study.claims(scale)]
+    weighed = [(claim, study, weigh_claim(claim, study, scale, records)) for claim, study in claims]
+    lines = []
     for whose, ours in (("claims of the paper that are weighed by runs", False), ("that it leaves open", True)):
-        claims = [(claim, study) for study in studies if study.ours == ours for claim in study.claims(scale)]
-        weighed = [(claim, weigh_claim(claim, study, scale, records)) for claim, study in claims]
-        verdicts = [MISSING if finding is None else finding.verdict for _, finding in weighed]
-        beside += [_beside_paper(claim, finding, _metric(claim, scale)) for claim, finding in weighed if finding]
-        if claims:
+        verdicts = [found.verdict if found else MISSING for _, study, found in weighed if study.ours == ours]
+        if verdicts:
             tally = ", ".join(f"*{name}* {verdicts.count(name)}" for name in VERDICTS)
-            lines.append(f"Of {len(claims)} {whose}: {tally}.")
+            lines.append(f"Of {len(verdicts)} {whose}: {tally}.")
+    known = [(claim, study, found) for claim, study, found in weighed if found]
+    beside = [_beside_paper(claim, found, _metric(claim, scale)) for claim, _, found in known]
     if any(beside):
         lines.append(
             f"Of {sum(text is not None for text in beside)} differences with a figure in the paper, "
             f"{beside.count(LESS)} are smaller than it and {beside.count(MORE)} larger, by more than chance would do."
         )
-    return " ".join(lines)
+    return "\n".join(f"- {line}" for line in (*lines, *_doubts(known, studies, scale, records)))
+
+
+def _doubts(
+    known: list[tuple[Claim, Study, Finding]], studies: list[Study], scale: Scale, records: Records
+) -> Iterable[str]:
+    """What the single verdicts do not tell: that they are many, and what hangs on the checkpoint and on the rates."""
+    from scipy import stats  # half a second to import
+
+    chances = [found.p for *_, found in known if not math.isnan(found.p)]
+    decided = sum(p < LEVEL for p in chances)
+    if decided:
+        remain = int((stats.false_discovery_control(chances) < LEVEL).sum())
+        yield (
+            f"Each of the {len(known)} is weighed by itself: if no difference was real, chance would still decide "
+            f"about {LEVEL * len(known):.0f}. Of the {decided} that are decided, {remain} remain at a false-discovery "
+            f"rate of {100 * LEVEL:g} % (Benjamini & Hochberg)."
+        )
+    last = [
+        (found, weigh_claim(claim, study, scale, records, last=True))
+        for claim, study, found in known
+        if study.score == "test" and not claim.measures
+    ]
+    others = sum(after is not None and after.verdict != found.verdict for found, after in last)
+    if others:
+        yield (
+            f"By the last checkpoint of each run, instead of the best on the validation set, {others} of {len(last)} "
+            "verdicts would be others."
+        )
+    tuned = [cell.like or cell for study in studies for cell in study.cells(scale)]
+    offered = {record_name(cell.config(scale, 0, None)): cell for cell in tuned}.values()
+    rates = [(rate, max(cell.rates(scale))) for cell in offered if (rate := chosen_rate(cell, scale, records))]
+    largest = sum(rate == most for rate, most in rates)
+    if largest:
+        yield (
+            f"{largest} of {len(rates)} models took the largest learning rate that was offered: a larger one may suit "
+            "them better."
+        )
 
 
 def study_sheets(study: Study, scale: Scale, records: Records) -> list[Sheet]:
@@ -112,16 +167,18 @@ def _measures(study: Study, scale: Scale, records: Records) -> Sheet:
 
 
 def _table(study: Study, cells: list[Cell], scale: Scale, records: Records) -> Sheet:
-    columns = list(dict.fromkeys(cell.column or cell.task for cell in cells))
+    columns = {cell.column or cell.task: cell.called(scale) for cell in cells}
     papers = [name for name in columns if any(key[1] == name for key in study.paper)]
-    heads = [Column(name, number=True) for name in columns]
+    heads = [Column(title, number=True) for title in columns.values()]
     heads += [Column(f"paper: {name}", number=True) for name in papers]
-    sheet = Sheet(study.title, [Column(""), *heads])
+    sheet = Sheet(study.title, [Column(""), *heads, Column("parameters", 1, number=True)])
     for row in dict.fromkeys(cell.row for cell in cells):
-        entries = {cell.column or cell.task: _entry(cell, study, scale, records) for cell in cells if cell.row == row}
+        found = {cell.column or cell.task: cell for cell in cells if cell.row == row}
+        entries = [_entry(found[name], study, scale, records) if name in found else "" for name in columns]
         published = [study.paper.get((row, name)) for name in papers]
         shown = ["" if value is None else f"{value:g}" for value in published]
-        sheet.rows.append([row, *(entries.get(name, "") for name in columns), *shown])
+        runs = [run for cell in found.values() for run in runs_of(cell, scale, records)]
+        sheet.rows.append([row, *entries, *shown, _range(runs, "parameters")])
     return sheet
 
 
@@ -149,7 +206,10 @@ def _number(metric: str, value: float) -> str:
 def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
     columns = [Column("claim", wrap=True), Column("paper", 1, True), Column("here", 0, True), Column("95 %", 2, True)]
     columns += [Column("p", 1, True), Column("seeds", 3, True), Column("samples", 3, True), Column("verdict")]
-    sheet = Sheet("Claims: the difference, and where it lies in 95 % of cases, over seeds and test samples", columns)
+    title = (
+        "Claims: the difference, and where it lies in 95 % of cases, over seeds and, where they are counted, samples"
+    )
+    sheet = Sheet(title, columns)
     for claim in study.claims(scale):
         metric = _metric(claim, scale)
         published = "" if claim.paper is None else f"{claim.paper:+.2f}" if metric == PERCENT else f"{claim.paper:+.3g}"
@@ -157,13 +217,20 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
         if found is None:
             sheet.rows.append([claim.text, published, *[""] * 5, MISSING])
             continue
-        low, here, high = (_signed(metric, found.estimate + side * found.reach) for side in (-1, 0, 1))
-        numbers = [here, f"{low} … {high}", f"{found.p:.2g}", str(found.seeds)]
+        here, interval = _estimate(claim, found, metric)
+        numbers = [here, interval, f"{found.p:.2g}" if found.error else "", str(found.seeds)]
         numbers.append(f"{found.samples:,}" if found.samples else "")
         sheet.rows.append(
             [claim.text, published, *numbers, found.verdict + (_beside_paper(claim, found, metric) or "")]
         )
     return sheet
+
+
+def _estimate(claim: Claim, found: Finding, metric: str) -> tuple[str, str]:
+    """The sum of a claim, and its interval."""
+    middle = found.estimate + claim.least
+    low, here, high = (_signed(metric, middle + side * found.reach) for side in (-1, 0, 1))
+    return here, f"{low} … {high}"
 
 
 def _metric(claim: Claim, scale: Scale) -> str:
@@ -187,8 +254,8 @@ def _beside_paper(claim: Claim, found: Finding, metric: str) -> str | None:
 
 
 def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
-    """What runs on each set cost, by the fastest of each layer, and the learning rates that were chosen."""
-    numbers = {"parameters": 0, "steps": 0, "batch": 0, "training samples": 1, "test samples": 1, "minutes a run": 1}
+    """How long runs on each set train, and the learning rates that were chosen."""
+    numbers = {"steps": 0, "batch": 0, "training samples": 1, "test samples": 1}
     columns = [Column("task", wrap=True), *(Column(name, rank, number=True) for name, rank in numbers.items())]
     sheet = Sheet("Settings", [*columns, Column("learning rates", wrap=True)])
     by_set: dict[tuple[str, int | None], list[Cell]] = {}
@@ -204,12 +271,10 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
         sheet.rows.append(
             [
                 title,
-                _range(runs, "parameters"),
                 _range(runs, "steps"),
                 str(runs[0].config.training.batch_size),
                 "all" if train_samples is None else f"{train_samples:,}",
                 _range(runs, "test_samples"),
-                _between(sorted({f"{seconds / 60:.1f}" for seconds in fastest(runs).values()}, key=float)),
                 rates or f"{runs[0].config.training.lr:g}",
             ]
         )
@@ -220,8 +285,8 @@ def _range(runs: list[Record], key: str) -> str:
     return _between([f"{value:,}" for value in sorted({run.result[key] for run in runs if run.result})])
 
 
-def _between(ordered: Sequence[str]) -> str:
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} – {ordered[-1]}"
+def _between(ordered: Sequence[str], dash: str = " – ") -> str:
+    return dash.join(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
 
 
 def write_results(scale: Scale, records: Records) -> str:
@@ -238,7 +303,8 @@ large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwi
 
 {counts}
 """
-SMALL = """At mini, models are small, and most see a small part of the paper's samples: that a difference is smaller or
+SMALL = """
+At mini, models are small, and most see a small part of the paper's samples: that a difference is smaller or
 larger here says nothing of full training.
 """
 
@@ -280,7 +346,11 @@ def _reasons(scale: Scale, records: Records) -> Iterable[str]:
         yield f"- {question} (`longlens reproduce {name}{_flag(scale)}`)"
         for claim in study.claims(scale):
             found = weigh_claim(claim, study, scale, records)
-            yield f"  - {claim.text}: {MISSING if found is None else found.verdict}"
+            metric = _metric(claim, scale)
+            answer = (
+                MISSING if found is None else "{1} ({2}): {0}".format(found.verdict, *_estimate(claim, found, metric))
+            )
+            yield f"  - {claim.text}: {answer}"
 
 
 def picture_of(artifact: Artifact, folder: Path) -> Path:

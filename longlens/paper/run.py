@@ -108,8 +108,8 @@ def measures_of(study: Study, scale: Scale, records: Records) -> dict[str, dict[
         return {}
 
 
-def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> Finding | None:
-    """What the runs say; None while some are missing."""
+def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records, *, last: bool = False) -> Finding | None:
+    """What the runs say, by their best checkpoint on the validation set or by the last; None while some are missing."""
     if claim.measures:
         known = measures_of(study, scale, records)
         series = [known.get(of, {}).get(what, []) for _, of, what in claim.measures]
@@ -122,12 +122,14 @@ def weigh_claim(claim: Claim, study: Study, scale: Scale, records: Records) -> F
     if any(len(found) < count for (_, found), count in zip(terms, wanted, strict=True)):
         return None
     metric = next(record.result["metric"] for _, found in terms for record in found if record.result)
-    return weigh([(weight, _trials_of(found, study.score)) for weight, found in terms], metric, claim.least)
+    score = f"{study.score}_last" if last else study.score
+    return weigh([(weight, _trials_of(found, score)) for weight, found in terms], metric, claim.least)
 
 
 def _trials_of(records: list[Record], score: str) -> list[Trial]:
-    """Scores of single samples are those of the test set."""
-    return [Trial(run.result[score], run.scores if score == "test" else None) for run in records if run.result]
+    """Scores of single samples are those of the test set, by the best checkpoint; those by the last vary as much."""
+    samples = score.startswith("test")
+    return [Trial(run.result[score], run.scores if samples else None) for run in records if run.result]
 
 
 def verdict_of(artifact: Artifact, scale: Scale, records: Records, part: str | None = None) -> str:

@@ -1,5 +1,7 @@
-"""What the paper leaves out: whether the lead of LaS over a Transformer hangs on the schedule of the learning rate. On a
-plateau, a short run reaches a fall of the rate or not, by chance; by a cosine, all do."""
+"""What the paper leaves out: whether the lead of LaS over a Transformer hangs on the schedule of the learning rate.
+
+On a plateau, a short run reaches a fall of the rate or not, by chance; with a cosine, all do.
+"""
 
 from longlens.paper.study import Cell, Claim, Scale, Study, growing_lead, sweep_task
 

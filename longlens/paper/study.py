@@ -53,6 +53,10 @@ class Cell:
         own = (self.config(scale, 0, None).training.lr,) if scale == "paper" else ()
         return tuple(dict.fromkeys((*own, *RATES[scale])))
 
+    def called(self, scale: Scale) -> str:
+        """The name of its column; that of a task says whether its set is a stand-in."""
+        return self.column or self.config(scale, 0, None).task.slug
+
     def count(self, scale: Scale) -> int:
         """The number of seeds."""
         return SEEDS[scale] if scale == "smoke" else self.seeds or SEEDS[scale]
@@ -164,8 +168,8 @@ def las_beside_transformer(
         plain, ours = row(task, scale)
         margin = abs(paper[task][1] - paper[task][0])
         if las_is_better:
-            return better(f"LaS is better than a Transformer on {task}", ours, plain, margin)
-        return better(f"a Transformer is better than LaS on {task}", plain, ours, margin)
+            return better(f"LaS is better than a Transformer on {ours.called(scale)}", ours, plain, margin)
+        return better(f"a Transformer is better than LaS on {ours.called(scale)}", plain, ours, margin)
 
     return {
         "cells": lambda scale: [cell for task in paper for cell in row(task, scale)],

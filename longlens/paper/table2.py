@@ -83,7 +83,8 @@ STUDY = Study(
     note="The paper quotes other papers for all rows but those of LaS. LaS is causal; other Transformers see both "
     "sides, as published, and plain attention is here in both forms. The paper's second Transformer, XFM (79.14 on "
     "Retrieval), is the same layer in another recipe: no row. At mini, sizes that are a part of the sequence scale "
-    "with it; the last rows have them as published.",
+    "with it; the last rows have them as published. BigBird with blocks of 64 sees all of 256 pixels: it is the "
+    "Transformer of both sides, to rounding, and how far their rows are apart is what chance does.",
     cells=cells,
     claims=claims,
     paper={(NAMES.get(m, m), task): value for m, row in PAPER.items() for task, value in zip(ARENA, row, strict=False)},

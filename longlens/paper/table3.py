@@ -9,5 +9,6 @@ STUDY = Study(
     title="Sequential and permuted MNIST: accuracy",
     place="Table 3, Section 5.1",
     claim="LaS is better than a Transformer on digits, also where the order of the pixels is permuted.",
+    note="The paper quotes Gu et al. (2021) for the Transformer.",
     **las_beside_transformer(PAPER, las_is_better=True),
 )

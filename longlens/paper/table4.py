@@ -44,8 +44,9 @@ def claims(scale: Scale) -> list[Claim]:
     for task in tasks(scale):
         place = TASKS.index(task)
         for (winner, loser), text in CLAIMS.items():
+            first, second = (cell(mixer, task, scale) for mixer in (winner, loser))
             paper = PAPER[winner][place] - PAPER[loser][place]
-            found.append(better(f"{text} on {task}", cell(winner, task, scale), cell(loser, task, scale), paper))
+            found.append(better(f"{text} on {first.called(scale)}", first, second, paper))
     return found
 
 

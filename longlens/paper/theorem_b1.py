@@ -255,9 +255,8 @@ def _compute(results: Path) -> tuple[list[Any], Found]:
     sentences = [
         f"By softmax attention that is run as it stands, kernels of up to 1,024 numbers come out to {worst:.0e} of the "
         "largest output in float64.",
-        f"One head is enough for non-negative kernels only; {', '.join(dict.fromkeys(signed))} have negative numbers, "
+        f"One head is enough for non-negative kernels only; {'; '.join(dict.fromkeys(signed))} have negative numbers, "
         "of which the printed proof takes logarithms, and need two.",
-        *sheet.notes[1:],
     ]
     verdict = "does not hold" if worst > 1e-10 or signed else "holds"
     return [sheet], Found(verdict, "kernels with negative numbers, as S4's, need two heads", sentences)

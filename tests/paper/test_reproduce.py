@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from longlens.errors import BadInput
 from longlens.paper.drawing import draw_study
 from longlens.paper.index import ARTIFACTS, Computed, Found, find_artifact
 from longlens.paper.records import Records
-from longlens.paper.report import REASONS, list_artifacts, picture_of, study_sheets, write_results
+from longlens.paper.report import REASONS, list_artifacts, picture_of, study_sheets, summary, write_results
 from longlens.paper.run import Plan, chosen_rate, plan, run_cells, runs_of, seconds_left, verdict_of
 from longlens.paper.study import Cell, Claim, Study, better
 from longlens.tasks.base import create_task
@@ -205,8 +206,40 @@ def test_the_report_says_how_many_claims_hold_and_why_others_may_not(reported, h
         text = write_results("smoke", records)
         assert counts in text
         assert f"| {verdict} |\n" in text
-        answer = f"  - accuracy: {verdict.partition(',')[0]}\n"
-        assert f"- Is it this? (`longlens reproduce any --scale smoke`)\n{answer}" in text
+        asked = re.escape("- Is it this? (`longlens reproduce any --scale smoke`)\n")
+        assert re.search(rf"{asked}  - accuracy: \+\S+ \(\S+ … \S+\): {verdict.partition(',')[0]}\n", text)
+
+
+def test_the_report_says_what_single_verdicts_do_not(reported, here, tmp_path):
+    (las, plain, _) = reported["any"].cells("smoke")
+    claims = [Claim("accuracy", [(1.0, cell)], least=-2.0) for cell in (las, plain)]
+    reported["any"] = dataclasses.replace(reported["any"], claims=lambda scale: claims)
+    records = run(reported["any"], tmp_path)
+    text = write_results("smoke", records)
+    assert "Of the 2 that are decided, 2 remain at a false-discovery rate of 5 %" in text
+    assert "last checkpoint" not in text, "no verdict would be another"
+    largest = sum(chosen_rate(cell, "smoke", records) == 1e-2 for cell in (las, plain))
+    assert (f"{largest} of 2 models took the largest" in text) == (largest > 0)
+    for run_of_las in runs_of(las, "smoke", records):
+        run_of_las.result["test_last"] = -7.0 - 0.01 * run_of_las.config.training.seed
+    assert "1 of 2 verdicts would be others" in write_results("smoke", records)
+
+
+def test_the_summary_has_what_is_missing_and_the_differences(reported, here, tmp_path):
+    records = Records(tmp_path / "results" / "smoke")
+    assert [row[1:] for row in summary("smoke", records).rows] == [
+        ["missing", "", "+1.5", "any"],
+        ["missing", "", "", "counted"],
+    ]
+    records = run(reported["any"], tmp_path)
+    assert re.fullmatch(r"[+-]\d+\.\d points", summary("smoke", records).rows[0][2])
+
+
+def test_stand_ins_are_named():
+    study = find_artifact("table8")
+    assert {cell.called("mini") for cell in study.cells("mini")} == {"text8-stand-in", "enwik8-stand-in"}
+    assert all("stand-in" in claim.text for claim in study.claims("mini"))
+    assert not any("stand-in" in claim.text for claim in study.claims("paper"))
 
 
 def test_reasons_are_studies():
