@@ -144,11 +144,11 @@ def foreign_source(chosen: type) -> str:
     package's: the environment of a run has its version and commit."""
     found: dict[Any, str] = {}
     module = sys.modules.get(chosen.__module__)
-    file = getattr(module, "__file__", None)
+    file = _file_of(module)
     if file is None:
         _add_part(chosen, found)
-    elif not Path(file).resolve().is_relative_to(HERE):  # an installed package may be a user's
-        _add_file(Path(file), getattr(module, "__package__", None), found)
+    elif not file.resolve().is_relative_to(HERE):  # an installed package may be a user's
+        _add_file(file, getattr(module, "__package__", None), found)
     return "\n".join(filter(None, found.values()))
 
 
@@ -184,6 +184,12 @@ def _find_unimported(name: str) -> ModuleSpec | None:
     return spec
 
 
+def _file_of(module: ModuleType | None) -> Path | None:
+    """None for a prompt, a notebook, or a script from the standard input, which says that its file is <stdin>."""
+    file = getattr(module, "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
+
+
 def _is_of_a_user(file: str | None) -> bool:
     """Neither of Python, nor installed, nor ours."""
     path = Path(file or "").resolve()
@@ -201,10 +207,10 @@ def _add_part(part: Any, found: dict[Any, str], name: str = "") -> None:
             found[line] = line
         return
     module = part if inspect.ismodule(part) else sys.modules.get(part.__module__)
-    file = getattr(module, "__file__", None)
+    file = _file_of(module)
     if file is not None:
-        if _is_of_a_user(file):
-            _add_file(Path(file), getattr(module, "__package__", None), found)
+        if _is_of_a_user(str(file)):
+            _add_file(file, getattr(module, "__package__", None), found)
     elif inspect.isfunction(part):
         _add_function(inspect.unwrap(part), found)
     elif inspect.isclass(part) and part not in found:
@@ -230,8 +236,14 @@ def _add_function(function: Any, found: dict[Any, str]) -> None:
 
 
 def _describe_code(code: CodeType) -> str:
-    constants = [_describe_code(value) if isinstance(value, CodeType) else value for value in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
+    return f"{code.co_code.hex()} {code.co_names} {[*map(_describe_constant, code.co_consts)]}"
+
+
+def _describe_constant(value: Any) -> Any:
+    """The same in each process: the order of a set is not."""
+    if isinstance(value, CodeType):
+        return _describe_code(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
 def _global_names(code: CodeType) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The source that a result of a user's layer belongs to: whatever decides what the layer computes."""
 
 import linecache
+import os
+import subprocess
 import sys
 import types
 from importlib import import_module
@@ -141,3 +143,32 @@ def test_an_edit_of_a_module_that_a_notebook_imports_is_another_layer(cell, writ
     before = foreign_source(layer)
     write({"helper.py": "def mix(x): return 2 * x"})
     assert foreign_source(layer) != before
+
+
+LAYER_OF_A_SCRIPT = """
+from longlens.registry import foreign_source
+
+def mix(x): return x
+
+class Layer:
+    def forward(self, x, kind="a"): return mix(x) if kind in {"a", "b", "c", "d"} else x
+
+print(foreign_source(Layer))
+"""
+
+
+@pytest.mark.parametrize("script", [["-"], ["-c", LAYER_OF_A_SCRIPT]], ids=["stdin", "command"])
+def test_a_layer_of_a_script_without_a_file_is_the_same_in_each_process(script):
+    found = {
+        subprocess.run(
+            [sys.executable, *script],
+            input=LAYER_OF_A_SCRIPT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(found) == 1
+    assert "'d'" in found.pop()

@@ -96,6 +96,8 @@ def _read(
     several = "mixers" in own
     mixers = list(parser.peek(arguments, "mixers", ())) if several else [parser.peek(arguments, "mixer", "las")]
     mixers = mixers or list(own["mixers"].default)
+    if GRID in more:
+        mixers = read_grid(parser.peek(arguments, "grid", ())).get("mixer") or mixers
     recipe = load_recipe(parser.peek(arguments, "recipe", own["recipe"].default), task, mixers)
     _add_sections(parser, recipe, task, mixers)
     parser.add_options("hardware", {key: runtime[key] for key in HARDWARE})

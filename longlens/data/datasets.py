@@ -164,7 +164,7 @@ class Images(Split):
         if self.shrink > 1:
             size = math.isqrt(values.shape[1]) // self.shrink
             squares = values.reshape(len(values), size, self.shrink, size, self.shrink)
-            values = squares.mean(axis=(2, 4), dtype=np.float32).reshape(len(values), -1)
+            values = squares.mean(axis=(2, 4), dtype=np.float32).reshape(len(values), size**2)
         values = values if self.order is None else values[:, self.order]
         lengths = np.full(len(indices), values.shape[1], dtype=np.int64)
         return Samples(self.transform(values), lengths, np.asarray(self.targets[indices], dtype=np.int64))

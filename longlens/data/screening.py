@@ -65,8 +65,9 @@ class Columns:
 
     def __init__(self, records: Records):
         layout = records.layout
-        self.names = layout.columns
-        self.in_a_row = bool(layout.columns) and layout.group_column is None
+        whole = layout.group_column is None and layout.columns == (layout.input_column,)  # sequences in single cells
+        self.names = () if whole else layout.columns
+        self.in_a_row = bool(self.names) and layout.group_column is None
         self.word = "column" if self.in_a_row else "channel"
         self.records = records
         self.starts = offsets_of(records.lengths)

@@ -170,7 +170,7 @@ class MultiHead(nn.Module):
         query, key, value = self._project(hide_padding(x, mask))
         length, width = value.shape[-2:]
         columns = []
-        for first in range(0, length, width):  # as many positions at a time as a value has numbers
+        for first in range(0, max(length, 1), width):  # as many positions at a time as a value has numbers
             ones = torch.eye(length, width, device=value.device, dtype=value.dtype).roll(first, dims=0)
             ones[:first] = 0.0  # what has gone around the end
             columns.append(layer.attend(query, key, ones.expand_as(value), mask))

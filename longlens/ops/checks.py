@@ -41,10 +41,14 @@ def known_size(size: int) -> int:
     return size if isinstance(size, int) else 1
 
 
+def in_autocast(device: str) -> bool:
+    """Whether autocast is on for a kind of device, which need not have it."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """On a kind of device, if it has autocast, for steps that compute in the dtypes of their inputs."""
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    """On a kind of device, for steps that compute in the dtypes of their inputs."""
+    return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
 
 
 def no_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -221,7 +225,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
         if tensor.dtype not in DTYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise TypeError(f"{name} must be one of {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
-        if tensor.dtype != query.dtype:
+        if tensor.dtype != query.dtype and not in_autocast(
+            query.device.type
+        ):  # which casts all, as for torch's function
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         _check_device(name, tensor, query)
     if key.shape[:-1] != value.shape[:-1]:

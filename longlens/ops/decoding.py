@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longlens.ops.checks import at_least_float32
+from longlens.ops.checks import at_least_float32, no_autocast, without_autocast
 from longlens.ops.decay import decay_weights, widest_dtype
 from longlens.ops.last import attend_last
 from longlens.ops.linear import block_size, far_field
@@ -58,6 +58,7 @@ class Past(NamedTuple):
         key, value = (torch.cat([old, new], dim=-2) for old, new in ((self.key, key), (self.value, value)))
         return self._replace(key=key, value=value)
 
+    @no_autocast
     def attend(self, query: Tensor, scale: float) -> tuple[Tensor, "Past", float]:
         """The output of the last tokens' queries (B, h, Lq, d), and its bound, relative to max|v|."""
         count = query.shape[-2]
@@ -99,8 +100,9 @@ class Past(NamedTuple):
         past, block = self, self.block
         if block == 0 or past.key.shape[-2] < max(past.try_at, 2 * block):
             return past
-        while past.key.shape[-2] > block and (tried := past._folded(block))._risk(scale) <= tolerance:
-            past = tried
+        with without_autocast(self.key.device.type):
+            while past.key.shape[-2] > block and (tried := past._folded(block))._risk(scale) <= tolerance:
+                past = tried
         return past._replace(try_at=past.key.shape[-2] + block)
 
     def _folded(self, count: int) -> "Past":

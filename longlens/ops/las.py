@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask, refuse_tangents
+from longlens.ops.checks import AttentionArguments, Backend, check_tolerance, full_mask, in_autocast, refuse_tangents
 from longlens.ops.decay import Piece, fold, hide_keys, join_masks, one_folding_fits, pad_heads, widest_dtype
 from longlens.ops.last import attend_last
 from longlens.ops.linear import linear_attention
@@ -151,9 +151,7 @@ def _rates(
 def _compute_dtype(query: Tensor) -> torch.dtype:
     """As torch's own function: autocast lowers float32, never float64."""
     kind = query.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return query.dtype
+    return torch.get_autocast_dtype(kind) if in_autocast(kind) and query.dtype != torch.float64 else query.dtype
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: _Plan) -> Tensor:

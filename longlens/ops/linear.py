@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longlens.ops.checks import at_least_float32, working_dtype
+from longlens.ops.checks import at_least_float32, no_autocast, working_dtype
 from longlens.ops.decay import decay_weights, widest_dtype
 from longlens.ops.union import union_attention, union_backward
 
@@ -264,6 +264,7 @@ def _take(x: Tensor, numbers: list[int]) -> Tensor:
 
 
 @torch.library.custom_op("longlens::linear_attention", mutates_args=())
+@no_autocast
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -287,6 +288,7 @@ def linear_attention(
 
 
 @torch.library.custom_op("longlens::linear_attention_backward", mutates_args=())
+@no_autocast
 def _linear_backward(
     grad: Tensor,
     query: Tensor,

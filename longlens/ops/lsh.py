@@ -79,7 +79,7 @@ def lsh_attention(
     orders = torch.argsort(buckets, dim=-1, stable=True)  # (B, H, R, n·S): the token at each place
     places = torch.empty_like(orders)  # and the place of each token
     places.scatter_(-1, orders, torch.arange(orders.shape[-1], device=orders.device).expand_as(orders))
-    tokens = torch.cat([qk, F.normalize(qk, dim=-1).to(qk.dtype), value], dim=-1)
+    tokens = torch.cat([qk, F.normalize(at_least_float32(qk), dim=-1).to(qk.dtype), value], dim=-1)
     tokens = F.pad(tokens, (0, 0, 0, -length % size))  # (B, H, n·S, 3d)
 
     totals, outputs = [], []

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longlens.ops.checks import at_least_float32
+from longlens.ops.checks import at_least_float32, no_autocast
 from longlens.ops.decay import decay_weights, widest_dtype
 from longlens.ops.linear import MOST, accumulate, block_size
 
@@ -134,6 +134,7 @@ def longest_window(length: int, block: int) -> int:
 
 
 @torch.library.custom_op("longlens::choose_windows", mutates_args=())
+@no_autocast
 def choose_windows(
     query: Tensor, key: Tensor, rates: Tensor, key_mask: Tensor | None, scale: float, tolerance: float
 ) -> Tensor:

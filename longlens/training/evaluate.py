@@ -13,7 +13,7 @@ from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config, Runtime
-from longlens.training.machine import choose_threads, join_processes, keep_random, use_threads
+from longlens.training.machine import choose_device, choose_threads, join_processes, keep_random, use_threads
 from longlens.training.open_run import TrainState
 from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result, read_task
 from longlens.training.step import evaluate
@@ -75,7 +75,7 @@ def load_model(folder: Path, checkpoint: str | int = "best", device: str = "cpu"
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
     path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
-    return load_checkpoint(config, read_task(folder, config.task)[0], path, torch.device(device))
+    return load_checkpoint(config, read_task(folder, config.task)[0], path, choose_device(device))
 
 
 def load_checkpoint(config: Config, spec: Spec, path: Path, device: torch.device) -> Model:

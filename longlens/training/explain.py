@@ -51,6 +51,8 @@ class Explanation:
         their signs."""
         weights = np.abs(self.attributions).reshape(len(self.attributions), -1).sum(axis=1)
         sums = np.concatenate([[0.0], np.cumsum(weights)])
+        if sums[-1] == 0:  # nothing counts
+            return 1, len(weights)
         ends = np.searchsorted(sums, sums[:-1] + share * sums[-1] * (1 - 1e-9))
         lengths = np.where(ends <= len(weights), ends - np.arange(len(weights)), len(weights) + 1)
         first = int(lengths.argmin())

@@ -111,6 +111,8 @@ def predict(
     precision: str = "float32",
 ) -> np.ndarray:
     """What a model says about sequences, or pairs of them, of any lengths: see ``Run.predict``."""
+    if isinstance(inputs, str):
+        raise BadInput("inputs must be a list of sequences, got one text: put it into a list")
     for option, given in (("probabilities", probabilities), ("names", names)):
         if given and codec.head == "regress":
             raise BadInput(f"{option} must be False for a task whose answers are numbers, got True")

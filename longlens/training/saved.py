@@ -90,10 +90,10 @@ class Run:
     @contextmanager
     def opened(self, checkpoint: str | int = "best", device: str = "auto") -> "Iterator[Model]":
         """The model on a device, with as many threads as the machine has free cores, for long work."""
-        from longlens.training.machine import choose_device, choose_threads, use_threads
+        from longlens.training.machine import choose_threads, use_threads
 
         with use_threads(choose_threads(None)[0]):
-            yield self.model(checkpoint, device=str(choose_device(device)))
+            yield self.model(checkpoint, device=device)
 
     def evaluate(
         self, split: SplitName = "test", checkpoint: str | int = "best", *, device: str = "auto"

@@ -295,7 +295,7 @@ class Schedule:
     def update(self, metric: float) -> None:
         """Update after an evaluation."""
         sign = 1 if self.higher_is_better else -1
-        if self.best is None or sign * metric > sign * self.best * (1 + sign * THRESHOLD):
+        if self.best is None or sign * (metric - self.best) > THRESHOLD * abs(self.best):
             self.best = metric
             self.waited = 0
         else:

@@ -131,6 +131,14 @@ def test_sweep_chooses_on_validation(longlens, here, tiny, columns, in_process):
     assert "best on validation: las " in said.words
 
 
+def test_a_sweep_has_the_options_of_the_mixers_in_its_grid(longlens, here, tiny, in_process):
+    grid = ["--grid", "mixer=s4d,dss", "--mixer.state-size", 4]
+    said = longlens("sweep", "atomic-cumsum", *tiny, *grid)
+    assert said.code == 0, said.err
+    found = [read_config(folder).mixer for folder in folders(here, "*", "*", "*")]
+    assert sorted((mixer.name, mixer.options["state_size"]) for mixer in found) == [("dss", 4), ("s4d", 4)]
+
+
 def test_a_run_that_fails_is_reported_and_stops_no_other(longlens, here, tiny, in_process):
     said = longlens("sweep", "atomic-cumsum", *tiny, "--steps", 4, "--log-every", 1, "--grid", "lr=1e-3,1e12")
     assert said.code == 1

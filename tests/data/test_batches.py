@@ -175,6 +175,11 @@ def test_subsets_and_images():
     assert subset.lengths.tolist() == [3, 3]
     reordered = Images(images.values, images.targets, images.transform, order=np.array([2, 0, 1]))
     assert reordered.take(np.array([0])).inputs.ravel().tolist() == [4.0, 0.0, 2.0]
+    smaller = Images(np.arange(64, dtype=np.uint8).reshape(4, 16), np.arange(4), images.transform, shrink=2)
+    assert smaller.take(np.array([0])).inputs.ravel().tolist() == [5.0, 9.0, 21.0, 25.0]
+    assert smaller.take(np.array([], dtype=np.int64)).inputs.shape == (0, 4, 1), (
+        "as a batch of validation samples may be"
+    )
 
 
 @pytest.mark.parametrize(

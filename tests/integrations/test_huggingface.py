@@ -50,6 +50,16 @@ def test_without_decay_and_smoothing_it_is_plain_attention(name):
     close(las[tokens], plain[tokens])
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_it_trains_under_autocast(name):
+    """Where queries and keys are rotated or normalized in float32, and values are in bfloat16."""
+    model, given = tiny(name, "las").float(), inputs(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = outputs(model, use_cache=False, **given)
+    result.float().square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize("name", ["t5-encoder", "bert"])
 def test_padding_on_the_left_lends_nothing_to_the_smoothing(name):
     given = inputs(name, left=True)

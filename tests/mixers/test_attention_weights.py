@@ -60,3 +60,8 @@ def test_they_have_neither_dropout_nor_a_gradient(name):
 def test_probing_finds_the_weights_of_the_formula(name):
     layer, x = layer_of(name), torch.randn(1, LENGTH, 16, dtype=torch.float64)
     torch.testing.assert_close(MultiHead.attention_weights(layer, x), layer.attention_weights(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_an_empty_sequence_has_none(name):
+    assert layer_of(name).attention_weights(torch.zeros(2, 0, 16, dtype=torch.float64)).shape[-2:] == (0, 0)

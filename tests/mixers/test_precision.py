@@ -70,3 +70,12 @@ def test_a_kernel_of_half_precision_is_computed_in_float32(name):
     kernel = half.kernel(600)
     assert kernel.dtype == torch.float32
     assert torch.equal(kernel, copy.deepcopy(half).float().kernel(600))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padding_has_a_gradient_of_0_in_float16(bidirectional):
+    """The length of a query of padding is 0, and an ε of 1e-12 is 0 in float16."""
+    layer = create_mixer("reformer", WIDTH, heads=2, bucket_size=4, bidirectional=bidirectional, dtype=torch.float16)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float16, requires_grad=True)
+    layer(x, mask=torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])).sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (x, *layer.parameters()))

@@ -413,6 +413,36 @@ def test_autocast_computes_in_bfloat16():
         assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": False},
+        {"chunk_size": 16},
+        {"dropout_p": 1e-9},
+        {"attn_mask": torch.arange(64) < 50},
+        {"backend": "linear"},
+        {"backend": "reference"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_autocast_takes_values_of_another_precision(options):
+    """As torch's function does: rotations and norms of queries and keys are often in float32, and values are not."""
+    query, key, value = make((1, 2, 64, 16), dtype=torch.float32)
+    low = value.detach().bfloat16().requires_grad_()
+    how = {"decay": [0.05, 0.1], "smoothing": 5} | options
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = las_attention(query, key, low, **how)
+        expected = las_attention(query, key, low.float(), **how)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-2)
+    grads = torch.autograd.grad(found.sum(), (query, key, low))
+    assert [grad.dtype for grad in grads] == [torch.float32, torch.float32, torch.bfloat16]
+    assert all(grad.isfinite().all() for grad in grads)
+    with pytest.raises(TypeError, match="value must have the dtype of query"):
+        las_attention(query, key, low, **how)
+
+
 def test_transforms_of_torch_func():
     query, key, value = (x.detach() for x in make((1, 2, 9, 4)))
 

@@ -132,3 +132,14 @@ def test_what_it_does_not_take(options, message):
         las_attention(*inputs, decay=[0.0, 0.1], backend="linear", **options)
     with pytest.raises(ValueError, match="query and key must have the same length"):
         las_attention(inputs[0][..., :2, :], *inputs[1:], decay=[0.0, 0.1], backend="linear")
+
+
+def test_autocast_keeps_the_states_in_float32():
+    """Only the inputs are lowered: the sums over far keys are as exact as those of lowered inputs without autocast."""
+    inputs = torch.randn(3, 1, 1, 4096, 16)
+    how = {"decay": [0.02], "backend": "linear"}
+    expected = las_attention(*inputs.double(), **how)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = las_attention(*inputs, **how)
+    plain = las_attention(*inputs.bfloat16(), **how)
+    assert (found - expected).abs().max() < 1.2 * (plain - expected).abs().max()

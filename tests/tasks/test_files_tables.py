@@ -491,3 +491,11 @@ def test_a_set_that_was_made_before_there_were_layouts_is_used(make):
         del task.prepared.details[name]
     assert list(task.curves("train", 0, 2)[0]) == ["class a", "class b"]
     assert task.codec()["classes"] == ["a", "b"]
+
+
+def test_sequences_in_the_cells_of_a_named_column_are_screened(make):
+    """A position that tells the label is named by its number: the column holds all of them."""
+    noise = np.random.default_rng(0).normal(size=(60, 6))
+    noise[:, 2] = np.arange(60) % 2
+    table = {"input": [" ".join(f"{x:.3f}" for x in row) for row in noise], "label": [*"ab"] * 30}
+    assert warnings(make(table, columns=("input",))) == warnings(make(table))

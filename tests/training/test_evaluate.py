@@ -219,6 +219,12 @@ def test_predictions_are_those_of_the_model(tiny):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(BadInput, match="probabilities must be False"):
         run.predict(sequences, probabilities=True, encoded=True)
+    with pytest.raises(BadInput, match="inputs must be a list of sequences, got one text: put it into a list"):
+        run.predict("abc")
+    assert run.model(device="auto").training is False
+    if not torch.cuda.is_available():
+        with pytest.raises(BadInput, match="device must be cpu or auto here, got cuda"):
+            run.model(device="cuda")
     for wrong in ("abc", [[1, 2], [3, 4]], [], np.full((16, 3), np.nan)):
         with pytest.raises(BadInput, match=r"inputs\[0\] must be"):
             run.predict([wrong], encoded=True)

@@ -169,7 +169,13 @@ def test_what_cannot_be_explained_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("weights", "part"),
-    [([0, 0, 1, 0], (3, 3)), ([1, 1, 1, 1], (1, 2)), ([0, -3, 0, 3], (2, 2)), ([1, 0, 0, 5, -4, 0], (4, 4))],
+    [
+        ([0, 0, 1, 0], (3, 3)),
+        ([1, 1, 1, 1], (1, 2)),
+        ([0, -3, 0, 3], (2, 2)),
+        ([1, 0, 0, 5, -4, 0], (4, 4)),
+        ([0, 0, 0], (1, 3)),
+    ],
 )
 def test_the_shortest_part_with_half_of_the_weight(weights, part):
     found = Explanation(np.array(weights, float), None, 0, 0, None, None, None, None, "gradients")

@@ -39,13 +39,23 @@ def test_plateau_is_that_of_torch_also_if_it_resumes_from_its_state(higher, pati
     plateau = ReduceLROnPlateau(optimizer, "max" if higher else "min", factor=0.5, patience=patience, eps=0)
     numbers = random.Random(0)
     for step in range(60):
-        metric = numbers.choice([0.5, 0.50001, numbers.uniform(-1, 1), 0.3])
+        metric = numbers.choice([0.5, 0.50001, numbers.uniform(0, 1), 0.3])
         schedule.update(metric)
         plateau.step(metric)
         assert schedule.factor(step) == optimizer.param_groups[0]["lr"]
         state, schedule = schedule.state(), Schedule(config, 1000, higher)
         schedule.load(state)
     assert schedule.factor(60) < 0.1
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("metric", [0.5, 0.0, -0.5])
+def test_what_stays_equal_is_a_plateau_below_0_as_well(metric, higher):
+    """By torch's rule, best·(1 + 1e-4), it would be an improvement there, as an R² below 0 is at first."""
+    schedule = Schedule(TrainingConfig(steps=9, schedule="plateau", patience=1, factor=0.5), 9, higher)
+    for _ in range(3):
+        schedule.update(metric)
+    assert schedule.factor(3) == 0.5
 
 
 @pytest.mark.parametrize("wrong", [{}, {"level": "x", "best": None, "waited": 0}, {"level": 1.0, "best": 1.0}])
