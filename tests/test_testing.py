@@ -15,8 +15,8 @@ from longlens.cli import main, show
 from longlens.cli.check import check as check_command
 from longlens.cli.output import Failed
 from longlens.errors import BadInput
-from longlens.mixers.registry import REGISTRY, choose_mixer, find_mixer, register
-from longlens.models.model import ROUNDING, change_by_future, claims_causal
+from longlens.mixers.registry import REGISTRY, choose_mixer, find_mixer, layer_is_causal, register
+from longlens.models.model import ROUNDING, change_by_future
 from longlens.testing import (
     TWO_PROCESSES,
     Check,
@@ -155,12 +155,12 @@ def test_the_probe(training):
     for layer in (Mean(8), Dropout(8)):
         layer.train(training)
         assert change_by_future(layer, 8) == 0
-        assert claims_causal(layer)
+        assert layer_is_causal(layer)
         assert layer.training is training
     assert change_by_future(Future(8), 8) > 0.1 > ROUNDING
     assert change_by_future(Future(8).double(), 8, length=5, splits=[4]) > 0.1
     assert (change_by_future(FutureInTraining(8).train(training), 8) > ROUNDING) is training
-    assert not claims_causal(SaysBoth(8))
+    assert not layer_is_causal(SaysBoth(8))
     broken = Mean(8)
     nn.init.constant_(broken.outer.bias, torch.nan)
     assert not change_by_future(broken, 8) <= ROUNDING

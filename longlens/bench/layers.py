@@ -93,9 +93,9 @@ def _measure(
     return rows
 
 
-def growth(rows: list[Row], mixer: str, least: int = 4096) -> float | None:
-    """By how much the time grows when the length doubles, at most, from ``least`` tokens on."""
-    times = {row["length"]: row["seconds"] for row in rows if row["mixer"] == mixer and row["length"] >= least}
+def growth(rows: list[Row], mixer: str) -> float | None:
+    """By how much the time grows when the length doubles, at most, from 4,096 tokens on."""
+    times = {row["length"]: row["seconds"] for row in rows if row["mixer"] == mixer and row["length"] >= 4096}
     doublings = [times[2 * length] / times[length] for length in times if 2 * length in times]
     return max(doublings, default=None)
 

@@ -12,7 +12,6 @@ import numpy as np
 from longlens.data.datasets import SPLITS, offsets_of
 from longlens.data.store import map_npy
 from longlens.data.tables import ARROW_TABLES, TEXT_TABLES, open_table, resolve_layout, table_records
-from longlens.data.values import Label as Label
 from longlens.data.values import Layout, Record, label_hint, read_array, read_label
 from longlens.errors import BadInput
 from longlens.options import shorten

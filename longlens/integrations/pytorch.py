@@ -87,8 +87,9 @@ def _why_not(layer: nn.Module, name: str, modules: dict[str, nn.Module], skip: C
         return "it contains what is to be skipped" if inside else None
     parent, _, own = name.rpartition(".")
     is_cross = own == "multihead_attn" and isinstance(modules[parent], nn.TransformerDecoderLayer)
+    known = nn.MultiheadAttention, LaSMultiheadAttention
     reasons = {
-        f"a {type(layer).__name__} is a class of its own": type(layer) not in LAYERS,
+        f"a {type(layer).__name__} is a class of its own": type(layer) not in known,
         "keys or values of another width are of another sequence": {layer.kdim, layer.vdim} != {layer.embed_dim},
         "it attends to another sequence": is_cross,
         "add_bias_kv adds a key that has no place": layer.bias_k is not None,
@@ -130,7 +131,8 @@ class LaSMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """(B, L, D), (L, B, D) or (L, D) -> the same, and the weights (B, L, L) or (B, H, L, L), if they are wanted."""
         _check_self_attention(query, key, value, self.embed_dim)
-        projections = zip((query, key, value), self.in_proj_weight.chunk(3), self._in_proj_biases(), strict=True)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        projections = zip((query, key, value), self.in_proj_weight.chunk(3), biases, strict=True)
         batch_dim = 0 if self.batch_first else 1
         q, k, v = (F.linear(x, weight, bias) for x, weight, bias in projections)
         if query.ndim == 2:
@@ -147,9 +149,6 @@ class LaSMultiheadAttention(nn.MultiheadAttention):
         if query.ndim == 2:
             return output.squeeze(batch_dim), None if weights is None else weights.squeeze(0)
         return output, weights
-
-    def _in_proj_biases(self) -> tuple[Tensor | None, ...]:
-        return (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
 
     def _read_masks(
         self, query: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
@@ -174,9 +173,6 @@ class LaSMultiheadAttention(nn.MultiheadAttention):
         allowed, more = split_mask(_where_true_is_allowed(mask))
         seen = read_mask(allowed if tokens is None else allowed & tokens, length, causal=is_causal)
         return seen, more if bias is None else bias if more is None else bias + more
-
-
-LAYERS = (nn.MultiheadAttention, LaSMultiheadAttention)
 
 
 def _where_true_is_allowed(mask: Tensor) -> Tensor:

@@ -4,22 +4,20 @@ and the frame around a long convolution."""
 import math
 from abc import abstractmethod
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
+from longlens.mixers.cache import LaSCache
 from longlens.mixers.registry import Factory
 from longlens.ops.checks import AttentionOptions, working_dtype
 from longlens.ops.last import attend_last
 from longlens.ops.long_conv import long_conv
 from longlens.ops.rotary import rotate
 from longlens.ops.smoothing import Side
-
-if TYPE_CHECKING:
-    from longlens.mixers.cache import LaSCache  # for decoding alone
 
 
 def check_inputs(x: Tensor, mask: Tensor | None, d_model: int) -> None:
@@ -212,7 +210,7 @@ class CachedAttention(MultiHead):
         """Whether no output depends on later inputs: a centered window looks ahead."""
         return not self.bidirectional and (self.side == "past" or self.window in (None, 1))
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: "LaSCache | None" = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, cache: LaSCache | None = None) -> Tensor:
         """As other layers, or after what is in a cache: in any number of parts, a sequence gives the same as whole. A
         new chunk forgets what came before.
 
@@ -224,8 +222,6 @@ class CachedAttention(MultiHead):
         if cache is None:
             return super().forward(x, mask=mask)
         check_inputs(x, mask, self.d_model)
-        from longlens.mixers.cache import LaSCache
-
         if not isinstance(cache, LaSCache):
             raise TypeError(f"cache must be a LaSCache, got a {type(cache).__name__}")
         if not self.causal:
@@ -242,7 +238,7 @@ class CachedAttention(MultiHead):
             x = x[:, room:] if room is not None else x[:, :0]
         return torch.cat(outputs, dim=1)
 
-    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: "LaSCache") -> Tensor:
+    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: LaSCache) -> Tensor:
         """Attention of tokens that follow those of a cache, (B, H, n, d)."""
         key, value = cache.append(key, value, self.window)
         if query.shape[-2] != 1 or self.dropout_p > 0:
@@ -252,17 +248,13 @@ class CachedAttention(MultiHead):
         output, _ = attend_last(query, key, value, query.shape[-1] ** -0.5, rates=rates, slopes=slopes)
         return output.to(query.dtype)
 
-    def step(self, x: Tensor, state: "LaSCache | None" = None) -> "tuple[Tensor, LaSCache]":
+    def step(self, x: Tensor, state: LaSCache | None = None) -> tuple[Tensor, LaSCache]:
         """The state is a cache, and the one that was given stays as it is."""
-        from longlens.mixers.cache import LaSCache
-
         check_step(x, self.d_model, causal=self.causal)
         state = LaSCache() if state is None else copy(state)  # its tensors never change
         return self(x.unsqueeze(1), cache=state).squeeze(1), state
 
-    def prefill(self, x: Tensor) -> "tuple[Tensor, LaSCache]":
-        from longlens.mixers.cache import LaSCache
-
+    def prefill(self, x: Tensor) -> tuple[Tensor, LaSCache]:
         cache = LaSCache()
         return self(x, cache=cache), cache
 

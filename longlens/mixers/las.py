@@ -5,22 +5,19 @@
 Without decay it is S-attention, without smoothing L-attention. ``longlens.ops.reference`` is the formula, written out.
 """
 
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from longlens.errors import BadInput
-from longlens.mixers.common import CachedAttention, check_heads, check_inputs, hide_padding
+from longlens.mixers.cache import LaSCache
+from longlens.mixers.common import CachedAttention, check_heads
 from longlens.mixers.registry import Factory, Traits, register
 from longlens.ops.checks import AttentionOptions
 from longlens.ops.decay import decay_rates
 from longlens.ops.las import las_attention
-from longlens.ops.reference import las_attention_reference
 from longlens.options import NonNegative, Odd, Positive, Probability, Size
-
-if TYPE_CHECKING:
-    from longlens.mixers.cache import LaSCache
 
 PART = 512  # tokens that go together through a cache whose far past is folded
 
@@ -114,15 +111,7 @@ class LaSAttention(CachedAttention):
         how = {"backend": "linear", "tolerance": self.tolerance} if linear else {}
         return las_attention(query, key, value, **(options | {"decay": self.rates}), **how)
 
-    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: "LaSCache") -> Tensor:
+    def proceed(self, query: Tensor, key: Tensor, value: Tensor, cache: LaSCache) -> Tensor:
         if self.tolerance is None or self.chunk_size is not None:  # a chunk is bounded already
             return super().proceed(query, key, value, cache)
         return cache.attend(query, key, value, self.window, self.rates, self.tolerance)
-
-    @torch.no_grad()
-    def attention_weights(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The weights (B, H, L, L) that multiply the values, by the paper's formula: for pictures, not for speed."""
-        check_inputs(x, mask, self.d_model)
-        options: AttentionOptions = self.attention_options(mask) | {"decay": self.rates, "dropout_p": 0.0}
-        _, weights = las_attention_reference(*self._project(hide_padding(x, mask)), return_weights=True, **options)
-        return weights

@@ -26,29 +26,12 @@ class BatchNorm(nn.Module):
     As ``nn.BatchNorm1d`` of the tokens where ``mask`` is True. Where all is padding, nothing is normalized.
     """
 
-    running_mean: Tensor
-    running_var: Tensor
+    eps, momentum = 1e-5, 0.1
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, width: int):
         super().__init__()
-        self.eps = eps
-        self.momentum = momentum
-        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
-        self.register_buffer("running_mean", torch.zeros(width, device=device, dtype=dtype))
-        self.register_buffer("running_var", torch.ones(width, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
-            nn.init.constant_(tensor, value)
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.running_mean, self.running_var = nn.Buffer(torch.zeros(width)), nn.Buffer(torch.ones(width))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if not self.training:
@@ -76,9 +59,6 @@ class BatchNorm(nn.Module):
     def _normalize(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         scale = self.weight * torch.rsqrt(var + self.eps)
         return torch.addcmul(self.bias - mean * scale, x, scale)
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}, momentum={self.momentum}"
 
 
 def _several_processes() -> bool:

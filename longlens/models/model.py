@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from longlens.data.datasets import IGNORE, Metric
 from longlens.errors import BadInput
 from longlens.mixers.common import Dropout, sinusoids
-from longlens.mixers.registry import Mixer, choose_mixer, find_mixer
+from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, layer_is_causal
 from longlens.models.block import Block, make_norm
 from longlens.models.config import ModelConfig
 from longlens.ops.checks import at_least_float32
+from longlens.ops.decay import widest_dtype
 from longlens.options import nearest, options_of
 from longlens.tasks.base import Head, Spec, Task, create_task
 
@@ -190,7 +191,7 @@ def check_fit(head: Head, mixer: Mixer, config: ModelConfig) -> Mixer:
 
 def is_causal(mixer: Mixer, width: int) -> bool:
     """Whether the layer of a mixer sees the past only, as it says itself."""
-    return claims_causal(_build_without_memory(mixer, width))
+    return layer_is_causal(_build_without_memory(mixer, width))
 
 
 def _way_out(mixer: Mixer, config: ModelConfig) -> str:
@@ -206,11 +207,6 @@ def _way_out(mixer: Mixer, config: ModelConfig) -> str:
 def check_mixer_builds(task: Task, mixer: Mixer, config: ModelConfig) -> None:
     """Refuse a layer that cannot be, before anything runs."""
     _build_without_memory(check_fit(task.head, mixer, config), config.width)
-
-
-def claims_causal(layer: nn.Module) -> bool:
-    """What a layer says of itself: no output depends on later inputs."""
-    return bool(getattr(layer, "causal", not getattr(layer, "bidirectional", False)))
 
 
 def change_by_future(layer: nn.Module, d_model: int, length: int = 32, splits: Iterable[int] | None = None) -> float:
@@ -315,7 +311,7 @@ def metric_sums(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
         outputs: (B, classes) for accuracy, (B, L, vocabulary) for languages, numbers like the targets for r2.
         targets: as in a Batch.
     """
-    wide = torch.float32 if outputs.device.type == "mps" else torch.float64  # which that device has not
+    wide = widest_dtype(outputs.device)
     if metric == "accuracy":
         hits = sample_scores(metric, outputs, targets).sum()
         sums = [hits, torch.full_like(hits, targets.numel())]

@@ -41,9 +41,9 @@ def dplr_legs(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies), p + 0j, 2**0.5 * p + 0j, vectors
 
 
-def clip_inputs(b: Tensor, vectors: Tensor, limit: float = 2.0) -> Tensor:
-    """B' of ``dplr_legs`` with an imaginary part of at most ``limit``, in the official code's phases, in which the
+def clip_inputs(b: Tensor, vectors: Tensor) -> Tensor:
+    """B' of ``dplr_legs`` with an imaginary part of at most 2, in the official code's phases, in which the
     first entry of an eigenvector is real (as LAPACK returns it) and those of B' that are large almost imaginary."""
     phases = vectors[0] / vectors[0].abs()
     turned = phases * b
-    return phases.conj() * torch.complex(turned.real, turned.imag.clamp(-limit, limit))
+    return phases.conj() * torch.complex(turned.real, turned.imag.clamp(-2, 2))

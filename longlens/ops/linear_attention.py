@@ -133,7 +133,6 @@ def in_chunks(x: Tensor, chunk: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, rest)) if rest else x).unflatten(-2, (-1, chunk))
 
 
-def before(states: Tensor, by: int = 1) -> Tensor:
-    """(..., n, F, E): for each chunk the state of the one before it, or of that ``by`` before; 0 without one."""
-    kept = states.shape[-3] - by
-    return torch.cat([torch.zeros_like(states[..., :by, :, :]), states[..., :kept, :, :]], dim=-3)
+def before(states: Tensor) -> Tensor:
+    """(..., n, F, E): for each chunk the state of the one before it; 0 without one."""
+    return torch.cat([torch.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]], dim=-3)

@@ -110,13 +110,11 @@ def window_bound(
     window: int,
     *,
     mask: Tensor | None = None,
-    scale: float | None = None,
 ) -> Bound:
     """The bound of one head's linear form for queries and keys (B, L, d), a rate above 0, and a near window shorter
     than the sequence; with a mask (B, L, 1) of the keys that count."""
     rates, block = torch.tensor([rate], dtype=widest_dtype(query.device), device=query.device), block_size(rate)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    return _bound(query, _Moments(key, mask, rates, block), rates, block, window, factor)
+    return _bound(query, _Moments(key, mask, rates, block), rates, block, window, query.shape[-1] ** -0.5)
 
 
 def round_up(window: float) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.data.datasets import Images, Samples, as_shades
+from longlens.data.datasets import Images, Samples
 from longlens.data.sources import Remote, Source, official
 from longlens.data.store import Details, Writer
 from longlens.errors import BadInput
@@ -38,7 +38,6 @@ CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 CIFAR_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes of an image: a label and three colors
 CIFAR_FILE = 10_000 * CIFAR_RECORD  # bytes of a file
-MEAN, DEVIATION = 122.6, 61.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,13 @@ class ImageTask(TrainTestTask):
 
     def transform(self, pixels: np.ndarray) -> np.ndarray:
         """Bytes (B, L) to one channel (B, L, 1)."""
-        return as_shades(pixels)
+        return ((pixels.astype(np.float32) - np.float32(self.mean)) / np.float32(self.deviation))[..., None]
+
+    def picture(self, samples: Samples, row: int) -> np.ndarray:
+        """From 0 to 1."""
+        pixels = np.empty(self.size**2, dtype=np.float32)
+        pixels[slice(None) if self.order is None else self.order] = samples.inputs[row, :, 0]
+        return (pixels.reshape(self.size, self.size) * self.deviation + self.mean) / 255
 
     def codec(self) -> dict[str, Any]:
         """Of pixels from 0 to 255, row by row."""
@@ -149,11 +154,6 @@ class Mnist(ImageTask):
     def render(self, samples: Samples, row: int) -> str:
         return f"digit {samples.targets[row]}"
 
-    def picture(self, samples: Samples, row: int) -> np.ndarray:
-        pixels = np.empty(self.size**2, dtype=np.float32)
-        pixels[slice(None) if self.order is None else self.order] = samples.inputs[row, :, 0]
-        return pixels.reshape(self.size, self.size)
-
 
 @register("smnist")
 class SequentialMnist(Mnist):
@@ -188,8 +188,8 @@ class Cifar(ImageTask):
     sizes: ClassVar[Mapping[str, int]] = {"train": 50_000, "test": 10_000}
     side: ClassVar[int] = 32
     data: ClassVar[str] = "CIFAR-10"
-    mean: ClassVar[float] = MEAN
-    deviation: ClassVar[float] = DEVIATION
+    mean: ClassVar[float] = 122.6
+    deviation: ClassVar[float] = 61.0
     classes: ClassVar[tuple[str, ...]] = CIFAR_CLASSES
     checksums: ClassVar[Mapping[str, str]] = {
         "train": "ba050e58bb874b081f77dab76537085cd66c7778dbfbc20c17ea7104cb8b50e5",
@@ -213,14 +213,8 @@ class Cifar(ImageTask):
             self.write(writer, split, (_parse(files[name]) for name in names), found.path)
         return {"sizes": dict(self.sizes), "source": str(source or CIFAR.urls[0])}
 
-    def transform(self, pixels: np.ndarray) -> np.ndarray:
-        return ((pixels.astype(np.float32) - np.float32(MEAN)) / np.float32(DEVIATION))[..., None]
-
     def render(self, samples: Samples, row: int) -> str:
         return CIFAR_CLASSES[samples.targets[row]]
-
-    def picture(self, samples: Samples, row: int) -> np.ndarray:
-        return (samples.inputs[row, :, 0].reshape(self.size, self.size) * DEVIATION + MEAN) / 255
 
 
 def _parse(data: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ text8 and enwik8 (Mahoney) are cut at 90 and 95 of their 100 million bytes, as e
 (Merity et al. 2017) are those of its training set, and every line ends with ``<eos>``.
 """
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from longlens.data.codec import EOS
+from longlens.data.codec import EOS, Codec, Reader
 from longlens.data.datasets import SPLITS, Metric, Samples, SplitName, Windows
 from longlens.data.sources import Remote, Source, official
 from longlens.data.store import Details, Writer
@@ -46,8 +45,9 @@ class LanguageTask(StoredTask):
     def load(self, name: SplitName, epoch: int) -> Windows:
         return Windows(self.prepared.array(name, "tokens"), self.max_length)
 
-    @abstractmethod
-    def decode(self, ids: np.ndarray) -> str: ...
+    def decode(self, ids: np.ndarray) -> str:
+        reader = Reader(Codec.make(self.spec, self.codec()))
+        return reader.read(ids.tolist()) + reader.end()
 
     def render(self, samples: Samples, row: int) -> str:
         length = samples.lengths[row]
@@ -127,9 +127,6 @@ class Text8(_Bytes):
             raise BadInput(f"text8 has only a to z and spaces; this file has the byte {data[tokens == 255][0]}")
         return tokens
 
-    def decode(self, ids: np.ndarray) -> str:
-        return "".join(TEXT8_SYMBOLS[i] for i in ids.tolist())
-
 
 @register("enwik8")
 class Enwik8(_Bytes):
@@ -149,9 +146,6 @@ class Enwik8(_Bytes):
 
     def codec(self) -> dict[str, Any]:
         return {"form": "bytes", "symbols": self.vocabulary()}
-
-    def decode(self, ids: np.ndarray) -> str:
-        return bytes(ids.tolist()).decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +193,6 @@ class _WikiText(LanguageTask):
         unknown = words.index("<unk>") if "<unk>" in words else None
         lines = {"replace": [("\n", f" {EOS} ")]}
         return {"form": "words", "symbols": words, "unknown": unknown, "knows_unknown": unknown is not None, **lines}
-
-    def decode(self, ids: np.ndarray) -> str:
-        words = self.vocabulary()
-        return " ".join(words[i] for i in ids.tolist()).replace(f" {EOS} ", "\n").replace(EOS, "\n")
 
 
 def _wikitext(name: Literal["wikitext-2", "wikitext-103"], md5: str) -> Remote:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from longlens.mixers.common import has_kernel
-from longlens.mixers.registry import MAX_LENGTH, build_layer
+from longlens.mixers.registry import MAX_LENGTH, build_layer, layer_is_causal
 from longlens.mixers.transformer import CausalAttention
-from longlens.models.model import change_by_future, claims_causal
+from longlens.models.model import change_by_future
 from longlens.testing.subject import Subject
 
 
@@ -78,7 +78,7 @@ def deterministic(subject: Subject) -> str:
 
 def causality(subject: Subject) -> str:
     layer, traits = subject.build(), subject.preset.traits if subject.preset else None
-    if not claims_causal(layer):
+    if not layer_is_causal(layer):
         raise DoesNotApply("it says that it sees both sides")
     # An FFT spreads rounding errors over the whole sequence, and sorting changes the order in which numbers are added.
     # No other layer may leak at all; one that does not say what it is made of gets the benefit of the doubt.
@@ -95,7 +95,7 @@ def causality(subject: Subject) -> str:
 
 def both_sides(subject: Subject) -> str:
     layer = subject.build()
-    if claims_causal(layer):
+    if layer_is_causal(layer):
         raise DoesNotApply("it says that it is causal")
     change = _influence(subject, layer).triu(1).max().item()  # of an input on the outputs before it
     _require(change > 1e-6, "no output sees a later input, though the layer says that it is not causal")
@@ -184,7 +184,7 @@ def steps(subject: Subject) -> str:
         raise DoesNotApply("it has no step")
     step: Callable[..., tuple[Tensor, Any]] = layer.step  # pyright: ignore[reportAssignmentType]
     x = subject.inputs(2)
-    if not claims_causal(layer):
+    if not layer_is_causal(layer):
         try:
             step(x[:, 0])
         except ValueError as error:

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from longlens.errors import BadInput
 from longlens.mixers.registry import Mixer, choose_mixer
@@ -160,9 +161,6 @@ class _LaSModel(PreTrainedModel):
     def set_input_embeddings(self, value: Any) -> None:
         self.model.embedding.values = value
 
-    def _as_dict(self, return_dict: bool | None) -> bool | None:
-        return self.config.return_dict if return_dict is None else return_dict
-
     def _outputs(self, inputs: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         """Those of the model. Padding may be on either side of the tokens, and is turned behind them: positions count
         from the first token."""
@@ -200,14 +198,14 @@ class LaSForSequenceClassification(_LaSModel):
 
     kind = "classify"
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         input_values: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+    ) -> SequenceClassifierOutput:
         real = self.config.channels is not None
         if (input_ids if real else input_values) is not None:
             wanted, got = ("input_values", "input_ids") if real else ("input_ids", "input_values")
@@ -217,8 +215,7 @@ class LaSForSequenceClassification(_LaSModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits.float(), config=self.config)
-        found = SequenceClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
-        return found if self._as_dict(return_dict) else found.to_tuple()
+        return SequenceClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
 
 class LaSForCausalLM(_LaSModel, GenerationMixin):
@@ -237,19 +234,18 @@ class LaSForCausalLM(_LaSModel, GenerationMixin):
         super().__init__(config)
         self.generation_config.use_cache = False
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutput:
         logits = self._outputs(input_ids, attention_mask)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
-        found = CausalLMOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
-        return found if self._as_dict(return_dict) else found.to_tuple()
+        return CausalLMOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
     def get_output_embeddings(self) -> Any:
         return self.model.head.linear
