@@ -66,7 +66,7 @@ class H3(nn.Module):
         super().__init__()
         check_heads(d_model, head_dim, "head_dim")
         self.d_model, self.head_dim = d_model, head_dim
-        self.state_size = state_size
+        self.state_size, self.tied_a = state_size, tied_a
         self.dt_min, self.dt_max = dt_min, dt_max
         heads, pairs = d_model // head_dim, state_size // 2
         self.in_proj = nn.Linear(d_model, 3 * d_model, **factory)
