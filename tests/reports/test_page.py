@@ -23,7 +23,7 @@ from longlens.paper.page import record_entries, write_page
 from longlens.reports.page.boards import POINTS, make_boards, show_time
 from longlens.reports.page.command import command_of
 from longlens.reports.page.entries import Watch, read_entry, total_steps, without_repeats
-from longlens.reports.page.render import SCRIPTS, Still, draw_changing
+from longlens.reports.page.render import SCRIPTS, Artifact, Still, draw_changing, render_page
 from longlens.reports.page.serve import Server
 from longlens.training.config import load_recipe
 from longlens.training.run import read_config
@@ -376,3 +376,19 @@ def test_attention_maps_are_drawn_of_runs_whose_models_are_there(tiny, tmp_path)
     text = (tmp_path / "index.html").read_text()
     assert text.count("Attention of las.") == 2  # the caption, and the text for those who do not see the picture
     assert read_config(folder).task.title in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        ("holds", "yes"),
+        ("holds: it does", "yes"),
+        ("does not hold, less than the paper's", "no"),
+        ("holds in 2, not decided in 1", "open"),
+        ("does not hold in 1, missing in 3", "open"),
+        ("missing", "open"),
+    ],
+)
+def test_a_mixed_verdict_is_open(verdict, kind):
+    page = render_page(Still(artifacts=[Artifact("Table", "A claim.", "here", verdict)]), draw_changing([]))
+    assert f'<span class="verdict {kind}">' in page
