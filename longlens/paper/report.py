@@ -266,8 +266,8 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
         runs = [run for cell in group for run in runs_of(cell, scale, records)]
         if not runs:
             continue
-        chosen = {cell.row: chosen_rate(cell.like or cell, scale, records) for cell in group}
-        rates = ", ".join(f"{row} {rate:g}" for row, rate in chosen.items() if rate is not None)
+        chosen = [(cell.row, chosen_rate(cell.like or cell, scale, records)) for cell in group]
+        rates = ", ".join(dict.fromkeys(f"{row} {rate:g}" for row, rate in chosen if rate is not None))
         sheet.rows.append(
             [
                 title,
