@@ -299,8 +299,8 @@ INTRODUCTION = """# Results
 Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
-large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*. Differences above
-0 speak for the claim.
+large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
+Differences above 0 speak for the claim.
 
 {counts}
 """
