@@ -98,9 +98,8 @@ def _measure(
         row[f"{part}_times"] = seconds["plain"] / seconds["linear"]
     query, key, value = (x.detach() for x in inputs)
     scale = DIM**-0.5
-    found = choose_windows(
-        query, key, torch.tensor(rates, dtype=torch.float64, device=device), None, scale, tolerance
-    ).tolist()
+    on_device = torch.tensor(rates, dtype=torch.float64, device=device)
+    found = choose_windows(query, key, on_device, None, scale, tolerance).tolist()
     bounds = [
         window_bound(query[:, head], key[:, head], rates[head], window).error
         for head, window in enumerate(found)

@@ -347,11 +347,11 @@ def _reasons(scale: Scale, records: Records) -> Iterable[str]:
         yield f"- {question} (`longlens reproduce {name}{_flag(scale)}`)"
         for claim in study.claims(scale):
             found = weigh_claim(claim, study, scale, records)
-            metric = _metric(claim, scale)
-            answer = (
-                MISSING if found is None else "{1} ({2}): {0}".format(found.verdict, *_estimate(claim, found, metric))
-            )
-            yield f"  - {claim.text}: {answer}"
+            if found is None:
+                yield f"  - {claim.text}: {MISSING}"
+                continue
+            here, interval = _estimate(claim, found, _metric(claim, scale))
+            yield f"  - {claim.text}: {here} ({interval}): {found.verdict}"
 
 
 def picture_of(artifact: Artifact, folder: Path) -> Path:

@@ -135,11 +135,13 @@ def test_what_it_does_not_take(options, message):
 
 
 def test_autocast_keeps_the_states_in_float32():
-    """Only the inputs are lowered: the sums over far keys are as exact as those of lowered inputs without autocast."""
+    """With sums of bfloat16 numbers, the far half would be as wrong as with inputs in bfloat16."""
+    torch.manual_seed(0)
     inputs = torch.randn(3, 1, 1, 4096, 16)
     how = {"decay": [0.02], "backend": "linear"}
     expected = las_attention(*inputs.double(), **how)
     with torch.autocast("cpu", torch.bfloat16):
         found = las_attention(*inputs, **how)
-    plain = las_attention(*inputs.bfloat16(), **how)
-    assert (found - expected).abs().max() < 1.2 * (plain - expected).abs().max()
+    low = las_attention(*inputs.bfloat16(), **how)
+    errors = [(x - expected)[..., 2048:, :].square().mean().sqrt() for x in (found, low)]
+    assert errors[0] < 0.9 * errors[1]
