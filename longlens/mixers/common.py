@@ -259,17 +259,17 @@ class CachedAttention(MultiHead):
         return self(x, cache=cache), cache
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return self.attention(query, key, value, **self.attention_options(mask))
-
-    def attention_options(self, mask: Tensor | None) -> AttentionOptions:
-        return {
-            "smoothing": self.window,
-            "side": self.side,
-            "chunk_size": self.chunk_size,
-            "is_causal": not self.bidirectional,
-            "attn_mask": None if mask is None else mask[:, None, None, :],
-            "dropout_p": self.dropout_p,
-        }
+        return self.attention(
+            query,
+            key,
+            value,
+            smoothing=self.window,
+            side=self.side,
+            chunk_size=self.chunk_size,
+            is_causal=not self.bidirectional,
+            attn_mask=None if mask is None else mask[:, None, None, :],
+            dropout_p=self.dropout_p,
+        )
 
 
 class Convolution(nn.Module):

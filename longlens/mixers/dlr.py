@@ -75,7 +75,8 @@ class DLR(DiagonalSpace):
         nn.init.normal_(self.angles)
         self.damping.exp_().div_(2).sqrt_()
         if self.init == "roots":
-            self.angles.copy_(2 * math.pi / self.state_size * torch.arange(self.state_size, dtype=torch.float64))
+            numbers = torch.arange(self.state_size, dtype=torch.float64, device="cpu")
+            self.angles.copy_(2 * math.pi / self.state_size * numbers)
         nn.init.normal_(self.weights, std=1 / self.state_size)
 
     def modes(self) -> tuple[Tensor, Tensor]:

@@ -46,10 +46,10 @@ def local_attention(
         return las_attention(
             query, key, value, chunk_size=block_size, is_causal=is_causal, attn_mask=mask, dropout_p=dropout_p
         )
-    batch, _, length, _ = query.shape
+    batch, length = query.shape[0], query.shape[2]
     around = neighbors, 0 if is_causal else neighbors
-    present = torch.ones(1, length, dtype=torch.bool, device=query.device) if mask is None else mask
-    allowed = _blocks(present[:, None, :, None], block_size, around).mT  # (n or B·n, 1, 1, m·W)
+    present = torch.ones(batch, length, dtype=torch.bool, device=query.device) if mask is None else mask
+    allowed = _blocks(present[:, None, :, None], block_size, around).mT  # (B·n, 1, 1, m·W)
     if is_causal:
         causal = torch.ones(block_size, allowed.shape[-1], dtype=torch.bool, device=query.device)
         allowed = allowed & causal.tril(neighbors * block_size)
@@ -58,10 +58,10 @@ def local_attention(
         _blocks(key, block_size, around),
         _blocks(value, block_size, around),
         is_causal=False,
-        attn_mask=allowed.repeat(batch // present.shape[0], 1, 1, 1),
+        attn_mask=allowed,
         dropout_p=dropout_p,
     )  # (B·n, H, W, d)
-    return attended.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[..., :length, :]
+    return attended.unflatten(0, (batch, -(-length // block_size))).transpose(1, 2).flatten(2, 3)[..., :length, :]
 
 
 def strided_attention(

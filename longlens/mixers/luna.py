@@ -79,7 +79,7 @@ class LunaAttention(nn.Module):
         of variance 1. All biases are 0."""
         nn.init.normal_(self.memory)
         if self.waves is not None:
-            self.waves.copy_(waves_of_positions(len(self.waves), self.d_model))
+            self.waves.copy_(waves_of_positions(len(self.waves), self.d_model, self.waves.device))
         for projection in (self.pq_proj, self.pc_proj, self.q_proj, self.c_proj, self.out_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1.0 if projection is self.out_proj else math.sqrt(0.5))
             if projection.bias is not None:

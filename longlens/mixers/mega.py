@@ -281,7 +281,7 @@ class MegaAttention(nn.Module):
         first = [part[:, :full].reshape(-1, size, part.shape[-1]) for part in (query, key, value)]
         rest = [part[:, full:] for part in (query, key, value)]
         attended = self._attend_all(*first, mask=None if mask is None else mask[:, :full].reshape(-1, size))
-        attended = attended.reshape(query.shape[0], full, -1)
+        attended = attended.reshape(query.shape[0], full, value.shape[-1])
         if full == length:
             return attended
         return torch.cat([attended, self._attend_all(*rest, mask=None if mask is None else mask[:, full:])], dim=1)
@@ -301,7 +301,7 @@ class MegaAttention(nn.Module):
         """(2·length - 1,): of the keys from length - 1 steps back to as many steps later."""
         if self.rotary:
             first, second = self.position_bias
-            return rotate(second.expand(2 * length - 1, -1), start=1 - length) @ first
+            return rotate(second.expand(max(0, 2 * length - 1), -1), start=1 - length) @ first
         if length > self.max_distances:
             raise BadInput(
                 f"x must have at most {self.max_distances} tokens, those that have position biases, got {length}: "

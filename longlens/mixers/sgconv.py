@@ -108,9 +108,9 @@ class SGConv(Convolution):
         super().reset_parameters()
         nn.init.normal_(self.weight)
         if self.init == "cosine":  # the same for both sides
-            turns = torch.linspace(0, 2 * math.pi, self.kernel_dim)
+            turns = torch.linspace(0, 2 * math.pi, self.kernel_dim, device="cpu")
             for weight in self.weight:
-                waves = torch.cos(torch.randperm(self.d_model)[:, None] * turns)
+                waves = torch.cos(torch.randperm(self.d_model, device="cpu")[:, None] * turns)
                 weight.copy_(waves.repeat(len(weight) // self.d_model, 1))
         nn.init.ones_(self.norm)
         reach = self.kernel_dim << (self.weight.shape[0] - 1 + self.init_scale)  # the whole kernel

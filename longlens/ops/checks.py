@@ -215,7 +215,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    casts = in_autocast(query.device.type) if isinstance(query, Tensor) else False  # all three, as for torch's function
+    casts = in_autocast(query.device.type) if isinstance(query, Tensor) else False  # all but float64
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}")
@@ -226,7 +226,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
         if tensor.dtype not in DTYPES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise TypeError(f"{name} must be one of {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
-        if tensor.dtype != query.dtype and not casts:
+        if tensor.dtype != query.dtype and (not casts or torch.float64 in (tensor.dtype, query.dtype)):
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         _check_device(name, tensor, query)
     if key.shape[:-1] != value.shape[:-1]:

@@ -144,7 +144,7 @@ def _rates(
         learned, decay = decay.requires_grad, decay.to(device)
     else:
         numbers, learned = tuple(decay), False
-        decay = torch.tensor(numbers, dtype=widest_dtype(device)).to(device)
+        decay = torch.tensor(numbers, dtype=widest_dtype(device), device=device)
     return (decay, numbers) if learned or numbers is None or max(numbers, default=0.0) > 0 else (None, ())
 
 
@@ -172,11 +172,11 @@ def _attend_smoothed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         query, key, value = (x.to(plan.dtype) for x in (query, key, value))
         rest = replace(plan.given, decay=plan.rates, smoothing=None, chunk_size=None, attn_mask=mask, scale=plan.scale)
         return attend_by_formula(query, key, value, rest)[0]
-    if piece is None or plan.backend == "linear":
-        refuse_tangents(query, key, value, plan.rates)
     key_mask = mask if mask is not None and mask.shape[-2] == 1 else None
     dense_mask = None if key_mask is not None else mask
     windows = None if dense_mask is not None else _near_windows(query, key, key_mask, plan)
+    if piece is None or windows is not None:
+        refuse_tangents(query, key, value, plan.rates)
     if windows is not None:
         assert plan.rates is not None
         return linear_attention(query, key, value, plan.rates, key_mask, windows, plan.scale, plan.dtype)[0]

@@ -21,7 +21,7 @@ def long_conv(x: Tensor, kernel: Tensor, later: Tensor | None = None) -> Tensor:
         if taps is not None and (taps.ndim != 2 or taps.shape[0] != x.shape[-1]):
             raise ValueError(f"{name} must have the shape ({x.shape[-1]}, length), got {tuple(taps.shape)}")
     length, channels, dtype = x.shape[1], x.shape[2], x.dtype
-    if length == 0 or x.numel() == 0:
+    if x.numel() == 0:
         return x.clone()
     x = at_least_float32(x)
     size = fast_size(2 * length)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longlens.ops.checks import AttentionArguments, AttentionOptions, at_least_float32, full_mask, no_autocast
+from longlens.ops.decay import widest_dtype
 from longlens.ops.smoothing import Side, Smoothing, check_choice, smoothing_kernel
 
 Pooling = Literal["after-softmax", "re-masked", "renormalized", "before-softmax"]
@@ -90,7 +91,7 @@ def attend_by_formula(
 
     scores = query @ key.mT * given.score_scale(query)  # (B, H, Lq, Lk)
     if given.decay is not None:
-        rates = torch.as_tensor(given.decay, device=query.device, dtype=torch.float64)
+        rates = torch.as_tensor(given.decay, device=query.device, dtype=widest_dtype(query.device))
         scores = scores * torch.exp(-rates[:, None, None] * distance.abs()).to(scores.dtype)
     if bias is not None:
         scores = scores + at_least_float32(bias)

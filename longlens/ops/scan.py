@@ -74,15 +74,14 @@ def _scan(decay: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
         return _scan(decay, inputs.flip(1), False).flip(1)
     length = inputs.shape[1]
     if length <= _SHORT:
-        return _step_through(decay, inputs[:, None].clone())[:, 0]
+        return _step_through(decay if decay.ndim == 1 else decay[:, None], inputs[:, None].clone())[:, 0]
     steps = 1 << round(math.log2(length) / 2)  # T, about √L
 
     # All blocks step by step, side by side, as if each began with a state of 0.
     states = _blocks(inputs, steps, fill=0.0)  # (B, P, T, N)
     if decay.ndim == 1:
         states = _step_through(decay, states)
-        first = (torch.arange(steps, device=decay.device) == 0).to(decay.dtype)[:, None]
-        factors = _step_through(decay, decay * first[None, None])[0, 0]  # a, a², …, a^T: (T, N)
+        factors = decay.expand(steps, -1).cumprod(dim=0)  # a, a², …, a^T: (T, N)
         last = factors[-1]  # (N,)
     else:
         decay = _blocks(decay, steps, fill=1.0)
@@ -106,9 +105,7 @@ def _blocks(x: Tensor, steps: int, fill: float) -> Tensor:
 
 
 def _step_through(decay: Tensor, states: Tensor) -> Tensor:
-    """In place, (B, P, T, N): step by step in all blocks at once. decay: (N,), (B, T, N) or (B, P, T, N)."""
-    if decay.ndim == 3:
-        decay = decay[:, None]
+    """In place, (B, P, T, N): step by step in all blocks at once. decay: (N,) or (B, P, T, N)."""
     for t in range(1, states.shape[2]):
         states[:, :, t].addcmul_(decay if decay.ndim == 1 else decay[:, :, t], states[:, :, t - 1])
     return states

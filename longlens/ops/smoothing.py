@@ -147,6 +147,7 @@ class _Filter(torch.autograd.Function):
             grad_value = function(grad, kernel, tuple(-shift for shift in ctx.shifts))
         if ctx.needs_input_grad[1]:
             pairs = [_overlap(value.shape[-2], shift) for shift in ctx.shifts]
-            sums = [(grad[..., target, :] * value[..., source, :]).sum() for source, target in pairs]
+            wide = torch.promote_types(grad.dtype, torch.float32)
+            sums = [(grad[..., target, :] * value[..., source, :]).sum(dtype=wide) for source, target in pairs]
             grad_kernel = torch.stack(sums).to(kernel.dtype)
         return grad_value, grad_kernel, None

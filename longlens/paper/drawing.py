@@ -1,6 +1,5 @@
 """Pictures of studies: a line for each row of a table, and learning curves."""
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -25,15 +24,14 @@ def draw_study(study: Study, scale: Scale, records: Records, runtime: Runtime, o
         return study.draw(scale, records, runtime, out)
     if study.axis is None and not study.curves:
         return None
-    draw: Callable[..., Figure] = _draw_curves if study.curves else _draw_lines
-    return save_picture(draw(study, found), out)
+    columns = list(dict.fromkeys(cell.column or cell.task for cell in study.cells(scale)))
+    return save_picture(_draw_curves(found) if study.curves else _draw_lines(study, columns, found), out)
 
 
-def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figure:
+def _draw_lines(study: Study, columns: list[str], entries: list[tuple[Cell, list[Record]]]) -> Figure:
     """The mean and the standard deviation over seeds, by column."""
     figure = Figure(figsize=(6, 4.2), layout="constrained")
     axes = figure.subplots()
-    columns = list(dict.fromkeys(cell.column or cell.task for cell, _ in entries))
     rows = list(dict.fromkeys(cell.row for cell, _ in entries))
     for number, row in enumerate(rows):
         aside = 0.05 * (number - (len(rows) - 1) / 2)  # so that bars do not hide each other
@@ -51,7 +49,7 @@ def _draw_lines(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figur
     return figure
 
 
-def _draw_curves(study: Study, entries: list[tuple[Cell, list[Record]]]) -> Figure:
+def _draw_curves(entries: list[tuple[Cell, list[Record]]]) -> Figure:
     """The metric on the validation set by step, for each task."""
     tasks = list(dict.fromkeys(cell.task for cell, _ in entries))
     figure = Figure(figsize=(4.8 * len(tasks), 4.0), layout="constrained")

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from longlens.errors import LongLensError
 from longlens.files import check_out, write_atomic
 from longlens.paper.index import ARTIFACTS, Computed, find_artifact
@@ -29,8 +27,7 @@ def record_entries(results: Path) -> list[Entry]:
     for records in map(Records, sorted(path for path in results.glob("*") if path.is_dir())):
         for record in records.found.values():
             path, state = record.path, "finished" if record.result else "failed"
-            files = [(path.name, path.stat().st_size)]
-            made = [record.environment] if isinstance(record.environment, dict) else []
+            files, made = [(path.name, path.stat().st_size)], [record.environment]
             metrics = [line for line in record.metrics if is_sound(line)]
             entries.append(
                 Entry(str(path), state, record.config, record.result, metrics, made, files, record.error or "")
@@ -56,7 +53,7 @@ def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: 
         return Still(figures=figures, samples=show_samples(tasks))
     records = Records(results / scale)
     known = [_artifact(name, scale, records) for name in ARTIFACTS]
-    known.sort(key=lambda artifact: artifact.verdict in (MISSING, "no claim"))  # what is known comes first
+    known.sort(key=lambda artifact: artifact.verdict == MISSING)  # what is known comes first
     pictures = [picture for name in ARTIFACTS for picture in _picture(name, records)]
     return Still(
         summary=summary(scale, records), artifacts=known, figures=[*figures, *pictures], samples=show_samples(tasks)
@@ -106,18 +103,14 @@ def _has_map(entry: Entry) -> bool:
 
 
 def _draw_maps(entry: Entry) -> Figure:
-    import torch
     from matplotlib.figure import Figure as Drawing
 
-    from longlens.reports.attention import EXPLAINED, attention_maps, draw_map
+    from longlens.reports.attention import EXPLAINED, attention_maps, draw_map, sample_inputs
     from longlens.training.evaluate import load_model
 
     assert entry.config is not None
     config = entry.config
-    sample = config.task.split("test").take(np.arange(1))
-    length = int(np.atleast_1d(sample.lengths[0])[0])
-    inputs = torch.from_numpy(np.ascontiguousarray(sample.inputs[:, :length]))
-    maps = attention_maps(load_model(Path(entry.place)), inputs)
+    maps = attention_maps(load_model(Path(entry.place)), sample_inputs(config.task, "test", 0))
     drawing = Drawing(figsize=(2.6 * len(maps), 2.9), layout="constrained")
     for number, (axes, weights) in enumerate(zip(drawing.subplots(1, len(maps), squeeze=False)[0], maps, strict=True)):
         draw_map(axes, weights.mean(axis=0))

@@ -7,7 +7,7 @@ sample. The same config is the same file, in ``results/SCALE/TASK/``.
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,6 @@ class Records:
     def find(self, config: Config) -> Record | None:
         return self.found.get(_key(config))
 
-    def of_task(self, task: str) -> Iterator[Record]:
-        return (record for record in self.found.values() if record.config.task.name == task and record.result)
-
     def add(self, outcome: Outcome) -> None:
         """Keep how a run ended; a result replaces an error, and not the other way round. What failed as another process
         is at it has not ended."""
@@ -132,6 +129,8 @@ def _read(path: Path) -> Record:
         result, error = values["result"], values["error"]
         if not (isinstance(result, dict) and isinstance(result["test"], float)) and not isinstance(error, str):
             raise ValueError("it has neither a result nor an error")
+        if not isinstance(values["environment"], dict):
+            raise ValueError("it does not say what it was made on")
         return Record(path, config, values["data"], values["environment"], result, values["metrics"], scores, error)
     except (LookupError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is not the record of a run: {error}") from None

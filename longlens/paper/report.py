@@ -122,7 +122,8 @@ def _doubts(
         yield (
             f"Each of the {len(known)} is weighed by itself: if no difference was real, chance would still decide "
             f"about {LEVEL * len(known):.0f}. Of the {decided} that are decided, {remain} remain at a false-discovery "
-            f"rate of {100 * LEVEL:g} % (Benjamini & Hochberg)."
+            f"rate of {100 * LEVEL:g} % (Benjamini & Hochberg), if p-values are taken as they are: of three seeds, "
+            "small ones are too small."
         )
     last = [
         (found, weigh_claim(claim, study, scale, records, last=True))
@@ -296,7 +297,7 @@ def write_results(scale: Scale, records: Records) -> str:
 
 INTRODUCTION = """# Results
 
-Written by `longlens reproduce --report` from the records in `results/`: no figure is typed by hand.
+Written by `longlens reproduce --report` from the records in `results/`: no result is typed by hand.
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
 large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
@@ -365,8 +366,7 @@ def _flag(scale: Scale) -> str:
 
 def _environments(records: Records) -> Iterable[str]:
     """What the runs were made on."""
-    made = sorted(
-        {f"torch {run.environment['torch']} on {run.environment['processor']}" for run in records.found.values()}
-    )
+    runs = [run for run in records.found.values() if run.result]
+    made = sorted({f"torch {run.environment.get('torch')} on {run.environment.get('processor')}" for run in runs})
     if made:
-        yield f"{len(records.found):,} runs; {'; '.join(made)}."
+        yield f"{len(runs):,} runs; {'; '.join(made)}."

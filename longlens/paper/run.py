@@ -1,5 +1,6 @@
 """Run what artifacts of the paper are made of, and what is known of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -138,15 +139,11 @@ def verdict_of(artifact: Artifact, scale: Scale, records: Records, part: str | N
     if isinstance(artifact, Computed):
         found = artifact.recorded(records.folder.parent)
         return MISSING if found is None else found.verdict
-    counts: dict[str, int] = {}
-    for claim in artifact.claims(scale):
-        if part is not None and claim.part != part:
-            continue
-        finding = weigh_claim(claim, artifact, scale, records)
-        verdict = MISSING if finding is None else finding.verdict
-        counts[verdict] = counts.get(verdict, 0) + 1
-    if len(counts) < 2:
-        return next(iter(counts), "no claim")
+    claims = [claim for claim in artifact.claims(scale) if part in (None, claim.part)]
+    findings = [weigh_claim(claim, artifact, scale, records) for claim in claims]
+    counts = Counter(finding.verdict if finding else MISSING for finding in findings)
+    if len(counts) == 1:
+        return next(iter(counts))
     return ", ".join(f"{name} in {counts[name]}" for name in VERDICTS if name in counts)
 
 
@@ -178,24 +175,19 @@ def seconds_left(found: Plan, records: Records) -> float | None:
     take; None if no run has these."""
 
     @cache
-    def usual(name: str, title: str, steps: int | None) -> dict[str, float]:
-        same = [run for run in records.of_task(name) if run.config.task.title == title]
-        return fastest(run for run in same if run.config.training.steps == steps)
+    def fastest(title: str, steps: int | None) -> dict[str, float]:
+        """The seconds of the fastest run of each layer."""
+        found: dict[str, float] = {}
+        for run in records.found.values():
+            if run.result and run.config.task.title == title and run.config.training.steps == steps:
+                name, seconds = run.config.mixer.name, run.result["seconds"]
+                found[name] = min(seconds, found.get(name, seconds))
+        return found
 
     seconds = 0.0
     for config in (*found.ready, *found.waiting):
-        known = usual(config.task.name, config.task.title, config.training.steps)
+        known = fastest(config.task.title, config.training.steps)
         if not known:
             return None
         seconds += known.get(config.mixer.name) or median(known.values())
     return seconds
-
-
-def fastest(runs: Iterable[Record]) -> dict[str, float]:
-    """The seconds of the fastest run of each layer."""
-    found: dict[str, float] = {}
-    for run in runs:
-        if run.result:
-            name, seconds = run.config.mixer.name, run.result["seconds"]
-            found[name] = min(seconds, found.get(name, seconds))
-    return found

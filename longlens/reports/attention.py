@@ -59,7 +59,7 @@ def draw_attention(
     with found.opened(checkpoint, "cpu") as model:
         chosen = _choose("layers", layers, len(model.blocks), MOST_LAYERS)
         _check_attention(model, mixer, run)
-        maps = attention_maps(model, _inputs(task, split, sample)[:, :length], chosen)
+        maps = attention_maps(model, sample_inputs(task, split, sample)[:, :length], chosen)
     shown = _choose("heads", heads, len(maps[0]), MOST_HEADS)
     title = f"{mixer} on {task.name}, {split} sample {sample:,}"
     with styled(theme):
@@ -85,7 +85,7 @@ def _check_attention(model: Model, mixer: str, run: Path) -> None:
     raise BadInput(f"{mixer} has no attention weights to draw; layers that have them are {', '.join(others)}")
 
 
-def _inputs(task: Task, split: SplitName, sample: int) -> Tensor:
+def sample_inputs(task: Task, split: SplitName, sample: int) -> Tensor:
     """(1, L) or (1, L, C): a sample; of a pair, the first."""
     samples = task.split(split)
     if sample >= len(samples):

@@ -4,11 +4,11 @@ A layer that does not beat them has learned nothing that is worth its training.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 from longlens.data.datasets import Split, bigram_bits
+from longlens.reports.chance import Trial
 from longlens.tasks.base import Spec, Task
 from longlens.training.step import all_targets, evaluated_part, read_all
 
@@ -16,41 +16,33 @@ FITTED = 5_000  # training samples of the linear model, at most
 COUNTED = 256  # symbols of a vocabulary whose frequencies are counted; of a larger one, the commonest
 
 
-class Baseline(NamedTuple):
-    """A baseline on the test samples of a run."""
-
-    name: str
-    value: float  # of the task's metric
-    right: np.ndarray | None = None  # (N,) whether each sample is, if that is the metric
-
-
-def baselines(task: Task, test_samples: int | None) -> list[Baseline]:
-    """Those that the task has, the simplest first."""
+def baselines(task: Task, test_samples: int | None) -> dict[str, Trial]:
+    """Those that the task has, on the test samples of a run, the simplest first."""
     return _found(task, test_samples, task.fingerprint())
 
 
 @cache
-def _found(task: Task, test_samples: int | None, fingerprint: str) -> list[Baseline]:
+def _found(task: Task, test_samples: int | None, fingerprint: str) -> dict[str, Trial]:
     """Kept for a table and what is said of it; the same file may have other rows by then."""
     spec, test = task.spec, evaluated_part(task.split("test"), test_samples)
     if spec.head == "language":
         bits = bigram_bits(task.split("train"), test, spec.outputs)
         if bits is None:
-            return []
-        return [Baseline("pairs of tokens", bits if spec.metric == "bits_per_byte" else 2**bits)]
+            return {}
+        return {"pairs of tokens": Trial(bits if spec.metric == "bits_per_byte" else 2**bits)}
     train = task.split("train")
     if len(train) > FITTED:
         train = evaluated_part(train, FITTED)
     if spec.head == "regress":
-        return [] if spec.positions is not None else _numbers(train, test, spec)
+        return {} if spec.positions is not None else _numbers(train, test, spec)
     return _classes(train, test, spec)
 
 
-def _classes(train: Split, test: Split, spec: Spec) -> list[Baseline]:
+def _classes(train: Split, test: Split, spec: Spec) -> dict[str, Trial]:
     known, truth = all_targets(train).astype(np.int64), all_targets(test)
     commonest = np.bincount(known).argmax()
     always = truth == commonest
-    found = [Baseline("commonest class", float(always.mean()), always)]
+    found = {"commonest class": Trial(float(always.mean()), always)}
     if len(set(known.tolist())) > 1:
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -59,11 +51,11 @@ def _classes(train: Split, test: Split, spec: Spec) -> list[Baseline]:
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         said = model.fit(_statistics(train, spec), known).predict(_statistics(test, spec))
         right = said == truth
-        found.append(Baseline("linear model of statistics", float(right.mean()), right))
+        found["linear model of statistics"] = Trial(float(right.mean()), right)
     return found
 
 
-def _numbers(train: Split, test: Split, spec: Spec) -> list[Baseline]:
+def _numbers(train: Split, test: Split, spec: Spec) -> dict[str, Trial]:
     from sklearn.linear_model import RidgeCV
     from sklearn.metrics import r2_score
     from sklearn.pipeline import make_pipeline
@@ -73,10 +65,8 @@ def _numbers(train: Split, test: Split, spec: Spec) -> list[Baseline]:
     model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7)))
     said = model.fit(_statistics(train, spec), known).predict(_statistics(test, spec))
     mean = np.full(len(truth), known.mean())
-    return [
-        Baseline("mean", float(r2_score(truth, mean))),
-        Baseline("linear model of statistics", float(r2_score(truth, said))),
-    ]
+    values = {"mean": r2_score(truth, mean), "linear model of statistics": r2_score(truth, said)}
+    return {name: Trial(float(value)) for name, value in values.items()}
 
 
 def _statistics(split: Split, spec: Spec) -> np.ndarray:

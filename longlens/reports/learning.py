@@ -41,7 +41,7 @@ def draw_learning(
     found, problems = collect_runs(runs)
     tasks: dict[str, list[Outcome]] = {}
     for run in found:
-        tasks.setdefault(run.config.task.name, []).append(run)
+        tasks.setdefault(run.config.task.slug, []).append(run)
     named = {task: _name_groups(members) for task, members in tasks.items()}
     looks = {name: line_look(k) for k, name in enumerate(dict.fromkeys(chain.from_iterable(named.values())))}
     with styled(theme):

@@ -4,10 +4,10 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ class Prediction(NamedTuple):
         return float(self.numbers.max())
 
 
-class Writer(Protocol):
-    def __call__(self, prediction: Prediction) -> None: ...
+Writer = Callable[[Prediction], None]
 
 
 def check_predictions(out: Path | None) -> Path | None:

@@ -1,5 +1,6 @@
 """Results of runs by what was varied: lines over one field, heat maps over two."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -65,7 +66,7 @@ def draw_sweep(
     """
     check_picture(out)
     found, said = collect_runs(runs)
-    tasks = list(dict.fromkeys(run.config.task.name for run in found))
+    tasks = list(dict.fromkeys(run.config.task.slug for run in found))
     if len(tasks) > 1:
         example = found[0].folder.parent.parent
         raise BadInput(f"runs must be of one task, got {', '.join(tasks)}: name a folder such as {example}")
@@ -78,11 +79,14 @@ def draw_sweep(
     others = [name for name in changing([run.config for run in finished]) if name not in fields]
     metric = str((finished[0].result or {})["metric"])
     points = best_points(finished, fields, score, metric)
+    if not points:
+        names = " and ".join(map(_short, fields))
+        raise BadInput(f"no run has results by {names}: name runs of one layer, or choose one field with --by")
     without = [name for name in dict.fromkeys(run.config.mixer.name for run in finished) if name not in points]
     if "mixer" not in fields and without:
         said.append(f"left out: {', '.join(without)}, without {' or '.join(_short(name) for name in fields)}")
     label = f"{'validation' if score == 'valid' else 'test'} {metric.replace('_', ' ')}"
-    title = f"{finished[0].config.task.name}: {label}"
+    title = f"{tasks[0]}: {label}"
     if others:
         title += f", the best of {' and '.join(_short(name) for name in others)} on validation"
     with styled(theme):
@@ -142,7 +146,7 @@ def _or_worst(value: float | None, worst: float) -> float:
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return json.dumps(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
 def draw_lines(found: Mapping[str, Points], fields: Sequence[str], label: str) -> Figure:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from longlens.errors import BadInput, LongLensError
 from longlens.reports.chance import LEVEL, Finding, Trial, weigh, weigh_samples
@@ -22,9 +22,6 @@ from longlens.training.run import (
     read_scores,
     show_metric,
 )
-
-if TYPE_CHECKING:
-    from longlens.reports.baselines import Baseline
 
 ACCURACIES = ("balanced-accuracy", "macro-f1")  # are shown in percent
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
@@ -158,7 +155,8 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
             return
         yield line + _said_of_chance(_difference(best, next_best, metric))
     if min(len(best), len(next_best)) == 1:
-        yield "one seed each: another seed may order them otherwise (--seeds 0 1 2)"
+        of = "each" if len(best) == len(next_best) else "of one of them"
+        yield f"one seed {of}: another seed may order them otherwise (--seeds 0 1 2)"
 
 
 def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
@@ -174,8 +172,9 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
     best = max(ranked[0], key=lambda outcome: _sign(_metric(ranked[0])) * (outcome.result or {})["valid"])
     metric, test = _metric(ranked[0]), (best.result or {})["test"]
     name = describe(best.config, changing([outcome.config for outcome in outcomes]))
-    chance, right = found[0], read_scores(best.folder)
-    shown = f"{show_metric(metric, test)}, and the {chance.name} {show_metric(metric, chance.value)}"
+    (simplest, chance), *others = found.items()
+    right = read_scores(best.folder)
+    shown = f"{show_metric(metric, test)}, and the {simplest} {show_metric(metric, chance.value)}"
     if metric == "accuracy" and right is not None and chance.right is not None and len(right) == len(chance.right):
         from scipy.stats import binomtest  # half a second to import
 
@@ -185,8 +184,8 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
         shown += f" (p = {p:.2g})"
     else:
         beats = _sign(metric) * (test - chance.value) > 0
-    others = {other.name: other.value for other in found[1:]}
-    yield from _said_of_guessing(name, beats, f"{shown} on the test set", metric, test, others)
+    values = {other: trial.value for other, trial in others}
+    yield from _said_of_guessing(name, beats, f"{shown} on the test set", metric, test, values)
 
 
 def _beats_over_folds(outcomes: list[Outcome]) -> Iterator[str]:
@@ -221,7 +220,7 @@ def _said_of_guessing(
 def _baseline_values(outcomes: list[Outcome]) -> dict[str, list[float | None]]:
     """Of each baseline, or of each on all folds."""
     if fold_count(outcomes) is None:
-        return {baseline.name: [baseline.value] for baseline in _baselines(outcomes)}
+        return {name: [trial.value] for name, trial in _baselines(outcomes).items()}
     return {name: [t.value for t in found.values()] for name, found in _baselines_by_fold(outcomes).items()}
 
 
@@ -229,16 +228,16 @@ def _baselines_by_fold(outcomes: list[Outcome]) -> dict[str, dict[Fold, Trial]]:
     """Each baseline on the folds of the runs."""
     found: dict[str, dict[Fold, Trial]] = {}
     for fold, outcome in {fold_of(outcome.config): outcome for outcome in outcomes}.items():
-        for baseline in _baselines([outcome]):
-            found.setdefault(baseline.name, {})[fold] = Trial(baseline.value, baseline.right)
+        for name, trial in _baselines([outcome]).items():
+            found.setdefault(name, {})[fold] = trial
     return found
 
 
-def _baselines(outcomes: list[Outcome]) -> "list[Baseline]":
+def _baselines(outcomes: list[Outcome]) -> dict[str, Trial]:
     """On the test samples of the runs; none if these are not the same for all, or if the data is not there."""
     tasks = {(outcome.config.task, outcome.config.training.test_samples) for outcome in outcomes}
     if len(tasks) > 1 or not outcomes[0].config.task.is_prepared():
-        return []
+        return {}
     from longlens.reports.baselines import baselines  # and torch, which a list of runs does not wait for
 
     return baselines(*tasks.pop())
@@ -283,6 +282,8 @@ def _difference(best: list[Outcome], next_best: list[Outcome], metric: str) -> F
 def _said_of_chance(found: Finding | None) -> str:
     if found is None or math.isnan(found.p):
         return ""
+    if found.estimate < 0:  # the means are over other seeds, too
+        return f", but not over the seed{'' if found.seeds == 1 else 's'} that both have"
     over = [f"{found.seeds} seeds"] if found.seeds > 1 else []
     over += [f"{found.samples:,} test samples"] if found.samples else []
     return f" (p = {found.p:.2g} over {' and '.join(over)})" + ("" if found.p < LEVEL else ": it may be chance")

@@ -126,6 +126,16 @@ def test_every_mixer_builds_with_its_defaults_on_any_device(name):
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("name", list_mixers())
+def test_a_layer_is_on_its_device_whatever_the_default_is(name):
+    x = torch.randn(2, 40, 64)
+    others = {"sgconv": {"init": "cosine"}}.get(name, {})
+    with torch.device("meta"):
+        layer = choose_mixer(name, **others).build(64, device="cpu")
+        assert layer(x, mask=torch.ones(2, 40, dtype=torch.bool, device="cpu")).device.type == "cpu"
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", list_mixers())
 def test_the_options_of_a_mixer_make_it_again(name, small_options):
     mixer = choose_mixer(name, **small_options(name))
     assert choose_mixer(name, **mixer.options) == mixer

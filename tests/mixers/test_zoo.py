@@ -33,6 +33,14 @@ def test_every_mixer_has_every_property(name, options, check):
         assert found.passed, found.detail
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("local", {"neighbors": 1, "block_size": 4}), ("mega", {"rotary": True}), ("mega-chunk", {"chunk_size": 4})],
+)
+def test_empty_input_with_other_options(name, options):
+    assert outcome(name, "empty input", **options).passed
+
+
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_mixer_is_causal_or_sees_both_sides(name, options):
     both = ("las-bidirectional", "s4-bidirectional", "s4-v2", "linformer", "reformer-arena")

@@ -441,6 +441,8 @@ def test_autocast_takes_values_of_another_precision(options):
     assert all(grad.isfinite().all() for grad in grads)
     with pytest.raises(TypeError, match="value must have the dtype of query"):
         las_attention(query, key, low, **how)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(TypeError, match="value must have the dtype of"):
+        las_attention(query, key, value.double(), **how)  # which autocast leaves as it is
 
 
 def test_transforms_of_torch_func():

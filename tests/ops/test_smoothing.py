@@ -54,6 +54,16 @@ def test_low_precision_rounds_once():
     assert ((smooth_values(value, 5) - expected).abs() <= half_a_step + 1e-6).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_kernel_is_a_sum_in_float32(dtype):
+    """It is one over all values, which a half-precision number may not hold."""
+    value, kernel = torch.rand(2, 8, 512, 16).to(dtype), torch.tensor([0.5, 0.5], requires_grad=True)
+    exact = torch.tensor([0.5, 0.5], dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(smooth_values(value, kernel).float().sum(), kernel)
+    (expected,) = torch.autograd.grad(smooth_values(value.double(), exact).sum(), exact)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=0)
+
+
 def test_vmap():
     value = torch.randn(4, 7, 3, dtype=torch.float64)
     torch.testing.assert_close(torch.func.vmap(lambda v: smooth_values(v, 3))(value), smooth_values(value, 3))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib
@@ -14,6 +15,8 @@ from longlens.errors import BadInput
 from longlens.paper import figure1
 from longlens.reports import attention, learning, sweeps
 from longlens.reports.pictures import COLORS, DASHES, PAPER, line_look, styled
+from longlens.training.config import load_recipe
+from longlens.training.many import Outcome
 from longlens.training.run import read_metrics
 from longlens.training.saved import load_run
 
@@ -115,7 +118,7 @@ def test_maps_are_those_of_the_model(made, drawn):
     mean_map, head = figure.axes
     assert (head.get_title(), mean_map.get_ylabel()) == ("head 1", "layer 1")
     model = load_run(run).model()
-    inputs = attention._inputs(load_run(run).config.task, "test", 3)
+    inputs = attention.sample_inputs(load_run(run).config.task, "test", 3)
     weights = attention.attention_maps(model, inputs)[1]
     shown = head.images[0].get_array().filled(0)
     np.testing.assert_allclose(shown, weights[1] / weights[1].max(axis=1, keepdims=True))
@@ -164,6 +167,30 @@ def test_two_fields_are_a_heat_map(made, drawn):
     assert [text.get_text() for text in figure.axes[0].texts].count("–") == 1, "s4d has one rate"
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["las", "s4d"]
+
+
+def ended(*settings):
+    """Finished runs of smoke recipes, with these layers and options."""
+    result = {"metric": "r2", "valid": 0.5, "test": 0.5}
+    recipe = load_recipe("smoke", "atomic-cumsum")
+    return [Outcome(recipe.resolve("atomic-cumsum", name, values), Path(), result) for name, values in settings]
+
+
+def test_layers_that_share_no_option_are_one_sentence(drawn, monkeypatch):
+    runs = [("las", {"mixer.window": 3}), ("las", {"mixer.window": 5})]
+    runs += [("linformer", {"mixer.projected": 8}), ("linformer", {"mixer.projected": 16})]
+    monkeypatch.setattr(sweeps, "collect_runs", lambda places: (ended(*runs), []))
+    with pytest.raises(BadInput, match="no run has results by window and projected: name runs of one layer"):
+        drawn(sweeps.draw_sweep)
+    _, said = drawn(sweeps.draw_sweep, by=("window",))
+    assert said == ["left out: linformer, without window", "written"]
+
+
+def test_learning_rates_of_groups_are_a_field(drawn, monkeypatch):
+    runs = [("s4", {"groups": {"kernel": {"lr": lr}}}) for lr in (1e-3, 1e-4)]
+    monkeypatch.setattr(sweeps, "collect_runs", lambda places: (ended(*runs), []))
+    figure, _ = drawn(sweeps.draw_sweep)
+    assert figure.axes[0].get_xlabel() == "groups"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ def test_only_folds_that_both_have_are_compared():
     assert compare_trials(one, two, 5, "accuracy", one_sided=True) == pytest.approx(wanted)
     assert compare_trials(one, two, 5, "perplexity", one_sided=True) == pytest.approx(1 - wanted), "lower is better"
     assert compare_trials(one, {(0, 0, 0): Trial(0.1)}, 5, "accuracy", one_sided=True) is None
+    assert compare_trials(one, two, 5, "accuracy", one_sided=False) == pytest.approx(2 * wanted)
+    assert compare_trials(two, one, 5, "accuracy", one_sided=False) == 1.0, "two leads by a fold that one has not"
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

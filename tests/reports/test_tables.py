@@ -81,6 +81,14 @@ def test_of_one_seed_the_verdict_is_that_of_the_samples(tmp_path):
     assert next(iter(verdict(close))).endswith("test samples): it may be chance")
 
 
+def test_a_lead_that_the_seeds_of_both_deny_has_no_p_value(tmp_path):
+    """One layer is ahead by seeds that the other has not."""
+    better = runs(tmp_path, "las", [flips(1000, 0.4), flips(1000, 0.6), flips(1000, 0.6)])
+    first, last = verdict(better + runs(tmp_path, "transformer", [flips(1000, 0.5)]))
+    assert first == "las is better than transformer, 53.3 % to 50.0 %, but not over the seed that both have"
+    assert last.startswith("one seed of one of them: ")
+
+
 def test_two_seeds_that_agree_do_not_hide_that_samples_are_few(tmp_path):
     """18.8 % and 17.2 % to 12.5 % and 14.1 % of 64 samples, which are not the same ones."""
     best = runs(tmp_path, "s4d", [flips(64, 0.188), flips(64, 0.172)])

@@ -128,8 +128,8 @@ def draw_changing(entries: Iterable[Entry]) -> Changing:
         "boards": boards,
         "styles": styles,
         "open": [_progress(entry) for entry in found if entry.state in ("training", "stopped")],
-        "tasks": _in_order(board.task for board in boards),
-        "scales": _in_order(board.scale for board in boards),
+        "tasks": sorted({board.task for board in boards}),
+        "scales": sorted({board.scale for board in boards}),
     }
     names = ("counts", "filters", "live", "board", "cards", "runs")
     parts = {name: _environment().get_template(f"{name}.html").render(values) for name in names}
@@ -155,10 +155,6 @@ def _progress(entry: Entry) -> dict[str, Any]:
         "valid": evaluated[-1].get(metric) if evaluated else None,
         "metric": metric,
     }
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    return sorted(dict.fromkeys(names))
 
 
 def render_page(still: Still, changing: Changing, *, follows: bool = False) -> str:
