@@ -34,7 +34,9 @@ SEEDS = Option("seeds", Annotated[tuple[Seed, ...], Is("a list of whole numbers 
 OtherMetric = Literal["balanced-accuracy", "macro-f1", "auc", "mae"]
 
 
-def train(task: str | Task, mixer: str | type = "las", *, recipe: str | Recipe = "mini", **changes: Any) -> "Result":
+def train(
+    task: str | Task, mixer: str | type = "las", *, recipe: str | Path | Recipe = "mini", **changes: Any
+) -> "Result":
     """Train a model. A finished run is not run again, and a stopped one resumes.
 
     ``train("listops", "las", recipe="mini", lr=3e-4, depth=2, runs="my_runs")``: other arguments are options of the
@@ -69,7 +71,7 @@ def compare(
     task: str | Task,
     mixers: str | type | Sequence[str | type] = ("transformer", "las", "las-chunk"),
     *,
-    recipe: str | Recipe = "mini",
+    recipe: str | Path | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
     folds: Several | None = None,
     metrics: tuple[OtherMetric, ...] = (),
@@ -107,10 +109,10 @@ def compare(
 
 def sweep(
     task: str | Task,
-    mixer: str = "las",
+    mixer: str | type = "las",
     *,
     grid: Mapping[str, Sequence[Any]],
-    recipe: str | Recipe = "mini",
+    recipe: str | Path | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
     engine: Engine = "local",
     jobs: Size = 1,
@@ -141,7 +143,7 @@ def sweep(
     if grid.keys() & {"seed", "training.seed"}:
         raise BadInput("grid names the seed: give seeds instead, so that runs with other seeds are averaged")
     name = _task_name(task)
-    mixers = [str(entry) for entry in grid.get("mixer", [mixer])]
+    mixers = [_mixer_name(entry) for entry in grid.get("mixer", [mixer])]
     known = {section: section_options(section, name, mixers) for section in SECTIONS}
     places = {field: find_option(field, known, name) for field in grid if field != "mixer"}
     for field, place in places.items():
@@ -154,7 +156,7 @@ def sweep(
     resolved = []
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
-        chosen = str(cell.pop("mixer", mixer))
+        chosen = _mixer_name(cell.pop("mixer", mixer))
         resolved.append(_resolve(sweep, task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
     configs = [config for found, _ in resolved for config in found]
     return run_configs(configs, resolved[0][1], engine=engine, jobs=jobs, address=address, choose=True)
@@ -204,7 +206,7 @@ def _resolve(
     caller: Callable[..., Any],
     task: str | Task,
     mixers: Sequence[str | type],
-    recipe: str | Recipe,
+    recipe: str | Path | Recipe,
     seeds: Sequence[int],
     changes: Mapping[str, Any],
     others: Iterable[str] = (),

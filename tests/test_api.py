@@ -175,7 +175,11 @@ def test_numbers_of_numpy_and_paths_are_fine(here):
         (lambda: train("listops", folder=""), "folder must be a path or none, got ''"),
         (lambda: train("text8", "las-bidirectional"), "needs a causal mixer"),
         (lambda: compare("listops", []), "mixers must name at least one mixer"),
+        (lambda: train("listops", recipe=Path("nowhere.toml")), "cannot read the file"),
+        (lambda: train("listops", recipe=None), "recipe must be a text, got None"),
         (lambda: compare("listops", ["las"], jobs=0), "jobs must be "),
+        (lambda: compare("listops", ["las"], jobs="two"), "jobs must be a whole number of at least 1, got two"),
+        (lambda: compare("listops", ["las"], engine="Ray"), "engine must be local or ray, got Ray"),
         (lambda: sweep("listops", grid={}), "grid must name at least one field"),
         (lambda: sweep("listops", grid={"lr": []}), "grid must name at least one field"),
         (lambda: sweep("listops", grid={"lr": 1e-3}), r"grid must give lr a list, as in .*, got 0.001"),
@@ -379,6 +383,60 @@ if __name__ == "__main__":
     assert done.stdout == ""
 
 
+@pytest.mark.slow
+def test_compare_works_where_layers_and_tasks_of_a_module_are(tmp_path):
+    """Other processes import the module, also from another folder, though no LONGLENS_IMPORT names it."""
+    (tmp_path / "mine.py").write_text(
+        """
+from torch import nn
+from longlens.mixers.registry import register
+from longlens.tasks.atomic import CumSum
+from longlens.tasks.base import register as register_task
+
+class Mine(nn.Module):
+    def __init__(self, d_model: int, twice: bool = False):
+        super().__init__()
+        self.linear = nn.Linear(d_model, d_model)
+
+    def forward(self, x, *, mask=None):
+        return self.linear(x)
+
+@register("named")
+class Named(Mine):
+    pass
+
+@register_task("my-sums")
+class MySums(CumSum):
+    pass
+"""
+    )
+    (tmp_path / "main.py").write_text(
+        """
+from longlens import compare
+from longlens.mixers.registry import register
+from mine import Mine
+register("mine-twice", fixed={"twice": True})(Mine)
+
+small = {"recipe": "smoke", "task.max_length": 16, "task.sizes": [32, 8, 8], "steps": 2, "threads": 1}
+table = compare("my-sums", [Mine, "named", "las"], **small)
+assert not table.failed, table.failed
+"""
+    )
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    command = [sys.executable, tmp_path / "main.py"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_leaves_the_callers_random_numbers():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    train("atomic-cumsum", **TINY)
+    assert torch.equal(torch.rand(3), wanted)
+
+
 def test_a_run_that_fails_stops_no_other(in_process):
     table = sweep("atomic-cumsum", grid={"lr": [1e-3, 1e12]}, **TINY | {"steps": 5, "log_every": 1})
     (failed,) = table.failed
@@ -421,6 +479,11 @@ def test_a_sweep_is_chosen_on_validation(in_process):
 def test_a_sweep_over_mixers(in_process):
     table = sweep("atomic-cumsum", grid={"mixer": ["las", "s4d"], "lr": [1e-3]}, **TINY)
     assert [row["mixer"] for row in table.rows] == ["las", "s4d"]
+
+
+def test_a_sweep_of_a_class(in_process):
+    table = sweep("atomic-cumsum", RunningMean, grid={"lr": [1e-3]}, **TINY)
+    assert [row["mixer"] for row in table.rows] == ["running-mean"]
 
 
 def test_a_sweep_is_a_loop_too():

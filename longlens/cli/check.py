@@ -4,7 +4,7 @@ from typing import Any
 
 from longlens.cli.output import Failed
 from longlens.errors import BadInput
-from longlens.mixers.registry import choose_mixer, find_mixer, list_mixers
+from longlens.mixers.registry import choose_mixer, list_mixers
 from longlens.options import Size
 from longlens.progress import progress
 from longlens.reports.sheet import Column, Sheet
@@ -39,9 +39,8 @@ def check(
         if not equals:
             raise BadInput(f"--options must be NAME=VALUE, got {option}")
         given[name.replace("-", "_")] = value
-    names = [name for name in dict.fromkeys(layers or list_mixers()) if find_mixer(name)]
     subjects = {}
-    for name in names:
+    for name in dict.fromkeys(layers or list_mixers()):
         for side in [{}] if "bidirectional" in given else sides(name):
             chosen = choose_mixer(name, **side, **given)
             label = ", ".join(f"{option}={chosen.options[option]}" for option in (*side, *given))

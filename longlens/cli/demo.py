@@ -79,9 +79,9 @@ def _flag(value: Any) -> str:
 
 def _beside_the_paper(comparison: api.Comparison) -> str:
     """What was seen, beside what the paper says."""
-    scores = {name: [row["test"] for row in comparison.rows if row["mixer"] == name] for name in MIXERS}
     if comparison.failed:
         return "Some runs failed, so that this says nothing about the paper's claim."
+    scores = {name: [row["test"] for row in comparison.rows if row["mixer"] == name] for name in MIXERS}
     plain, ours = (sum(scores[name]) / len(scores[name]) for name in MIXERS)
     agrees = "so it is here" if plain > ours else "it is not so here"
     paper = f"The paper has R² {PAPER['transformer']} with plain attention and {PAPER['las']} with LaS, of 512 numbers"

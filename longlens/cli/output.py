@@ -70,6 +70,8 @@ def take_output(values: dict[str, Any], endings: Sequence[str] = tuple(ENDINGS))
     if out is not None and chosen not in (None, "terminal") and not endings:
         raise BadInput("--format is for what is shown: leave it out with --out, whose ending says the format")
     own = tuple(endings) != tuple(ENDINGS)
+    if out is None and not own:
+        values.pop("out", None)  # "none" was given
     if out is None or (own and out.suffix.lower() not in endings):
         return Output(chosen or "terminal")
     del values["out"]

@@ -152,7 +152,7 @@ def read_grid(entries: tuple[str, ...]) -> Mapping[str, list[Any]]:
         values = [value.strip() for value in re.split(r",(?![^\[]*\])", text)]
         if not equals or not field or not all(values):
             raise BadInput(f"grid must have fields and their values, as in lr=1e-3,3e-4, got {entry!r}")
-        field = field.replace("-", "_") if field != "mixer" else field
+        field = field.replace("-", "_")
         if field in grid:
             raise BadInput(f"grid names a field twice: {' '.join(entries)}")
         grid[field] = [value[1:-1].split(",") if value.startswith("[") else value for value in values]
@@ -174,7 +174,8 @@ def _report(comparison: api.Comparison, out: Path | None, output: Output) -> lis
         values = outcome.config.values()
         run += f", fold {values['task.fold']}" if values.get("task.folds") else ""
         lines.append(sentence(f"{run} failed: {outcome.error}"))
-    lines.append(sentence(comparison.verdict) if comparison.verdict else None)
+    if said := comparison.verdict:
+        lines.append(sentence(said))
     before = sum(outcome.was_there for outcome in outcomes)
     if before:
         lines.append(sentence(f"{before} of {len(outcomes)} were finished before; delete a folder to run it again"))
@@ -219,12 +220,11 @@ def evaluate(
     """
     if data is not None and (classes or confusion):
         raise BadInput("--classes and --confusion are of a split: leave out --data")
+    loaded = api.load_run(run)
     if data is None:
-        from longlens.training.evaluate import evaluate_run
-
-        found = evaluate_run(run, split, checkpoint, device)
+        found = loaded.evaluate(split, checkpoint, device=device)
     else:
-        found = api.load_run(run).evaluate_file(data, checkpoint, device=device)
+        found = loaded.evaluate_file(data, checkpoint, device=device)
     if int(os.environ.get("RANK", "0")) > 0:
         return []
     lines = [
@@ -239,7 +239,6 @@ def evaluate(
     if classes or confusion:
         from longlens.reports.metrics import class_table, draw_confusion
 
-        loaded = api.load_run(run)
         printed += [class_table(loaded, split, checkpoint)] if classes else []
         printed += [draw_confusion(loaded, split, checkpoint, confusion)] if confusion else []
     return printed

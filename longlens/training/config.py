@@ -187,11 +187,11 @@ class Recipe:
         return _make_config(self.name, task, mixer, sections)
 
 
-def load_recipe(name: str, task: str, mixers: Iterable[str] = ()) -> Recipe:
+def load_recipe(name: str | Path, task: str, mixers: Iterable[str] = ()) -> Recipe:
     """The recipe of a task at a scale (smoke, mini or paper), that of a TOML file, or those with which the mixers were
     published, each its own. Every name in it is checked; the values are, when it is resolved."""
     find_task(task)
-    mixers = [find_mixer(mixer).name for mixer in mixers]
+    name, mixers = Option("recipe", str).check(name), [find_mixer(mixer).name for mixer in mixers]
     if name == PUBLISHED and len(mixers) != 1:
         return Recipe(name, own={mixer: load_recipe(name, task, [mixer]) for mixer in mixers})
     try:
@@ -262,7 +262,7 @@ def _read_recipe(name: str, task: str, mixers: Sequence[str]) -> Recipe:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of TOML, or a number of thousands of digits
         raise BadInput(f"not a TOML file: {error}") from None
-    known = {key: replace(option, default=None) for key, option in options_of(Recipe).items()}
+    known = options_of(Recipe)
     del known["name"], known["own"]
     return Recipe(name, **check_options(known, values, "a recipe"))
 

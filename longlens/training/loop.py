@@ -64,6 +64,7 @@ def train_run(config: Config, runtime: Runtime | None = None, fingerprint: str |
         with explained, opened as logs, suspect_data(run, plan):
             if plan.evaluates(state):  # it was stopped in the midst of an evaluation
                 validate(run, learner, logs)
+            clock.count(training=False)  # opening the logs, and perhaps an evaluation
             for batch in prefetch(load_batches(config, plan, state, run.processes), device):
                 seed_step(options.seed, state.step, run.processes)
                 factor = learner.schedule.factor(plan.place(state.step))

@@ -21,7 +21,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from longlens.errors import BadInput, Interrupted, LongLensError
+from longlens.mixers.registry import list_mixers, register
+from longlens.options import Option, Size
 from longlens.progress import progress
+from longlens.tasks.base import list_tasks
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.logs import StopSignals, notify, open_to_append
 from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
@@ -53,6 +56,9 @@ class RunRequest:
         """On one line."""
         log = None if self.quiet else self.folder / "log.txt"  # for the traceback of a bug
         values = {"config": self.config.to_json(), "runtime": self.runtime.values(), "command": sys.argv, "log": log}
+        preset = self.config.mixer.preset
+        values |= {"task_module": type(self.config.task).__module__, "mixer_module": preset.module}
+        values |= {"layer": preset.layer_name, "fixed": dict(preset.fixed), "path": [*map(os.path.abspath, sys.path)]}
         return json.dumps(values, default=str)
 
 
@@ -66,8 +72,7 @@ def run_many(
     ended: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for. ``ended`` hears of each at once."""
-    if jobs < 1:
-        raise BadInput(f"jobs must be at least 1, got {jobs}")
+    engine, jobs = Option("engine", Engine).check(engine), Option("jobs", Size).check(jobs)
     if engine == "local" and address is not None:
         raise BadInput("address is that of a Ray cluster: choose the engine ray, or leave it out")
     quiet = jobs > 1 or engine == "ray"
@@ -246,6 +251,7 @@ def _work() -> None:
             threading.Thread(target=_end_with_parent, daemon=True).start()
             log = Path(request["log"]) if request["log"] else None
             sys.argv = request["command"]
+            _import_own(request)
             from longlens.training.loop import train_run
 
             config = Config.from_json(request["config"], "the request")
@@ -260,6 +266,18 @@ def _work() -> None:
                 traceback.print_exc(file=file)
         print(f"{type(error).__name__}: {error}"[:MOST_SAID], file=answer, flush=True)
         sys.exit(1)
+
+
+def _import_own(request: dict[str, Any]) -> None:
+    """A user's task and layer of modules that the other process has imported, and that nobody else may have named."""
+    sys.path += [place for place in request["path"] if place not in sys.path]
+    config = request["config"]
+    if config["task"] not in list_tasks():
+        import_module(request["task_module"])
+    if config["mixer"] not in list_mixers():
+        layer = getattr(import_module(request["mixer_module"]), request["layer"])
+        if config["mixer"] not in list_mixers():  # it was given a name where it was used
+            register(config["mixer"], fixed=request["fixed"])(layer)
 
 
 def _end_with_parent() -> None:

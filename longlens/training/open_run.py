@@ -28,6 +28,7 @@ from longlens.training.machine import (
     environment,
     join_processes,
     keep_memory,
+    keep_random,
     use_threads,
 )
 from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
@@ -167,6 +168,7 @@ def open_run(config: Config, runtime: Runtime, fingerprint: str | None = None) -
         fingerprint = fingerprint or find_fingerprint(config)
         processes = stack.enter_context(join_processes(runtime))
         folder = RunFolder(run_folder(config, runtime, fingerprint), runtime.keep)
+        stack.enter_context(keep_random(processes.device))
         stack.enter_context(choose_kernels(runtime, processes.device))
         stack.enter_context(keep_memory())
         stack.enter_context(disk_full_as_run_error(folder.folder))

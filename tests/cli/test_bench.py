@@ -1,6 +1,7 @@
 """``longlens bench``, ``figures`` and ``demo`` from flags to files."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,14 @@ def test_the_demo_compares_with_the_formula_and_tries_a_claim(longlens, here, mo
     assert [(row["mixer"], row["seed"]) for row in rows] == [(m, s) for m in ("transformer", "las") for s in (0, 1)]
     assert len(list(here.glob("my_runs/atomic-select/*/*/result.json"))) == 4
     assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_a_demo_whose_runs_fail_says_so():
+    from longlens import api
+    from longlens.cli import demo
+    from longlens.training.config import load_recipe
+    from longlens.training.many import Outcome
+
+    config = load_recipe("smoke", "atomic-select").resolve("atomic-select", "las")
+    said = demo._beside_the_paper(api.Comparison([Outcome(config, Path(), error="no memory")], choose=False))
+    assert said.startswith("Some runs failed")

@@ -90,6 +90,12 @@ def test_an_own_file_stays_and_tables_stand_beside_it(here):
         take_output({"out": here / "x.csv", "format": "csv"}, ())
 
 
+def test_no_file_is_what_none_means(longlens, here):
+    said = longlens("list", "recipes", "listops", "--out", "none")
+    assert said.code == 0, said.err
+    assert not list(here.iterdir())
+
+
 def test_without_a_table_there_is_nothing_to_write(capsys, here):
     with pytest.raises(BadInput, match="there is no table"):
         show(["a line"], Output("csv"))

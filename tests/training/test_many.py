@@ -128,7 +128,7 @@ def test_the_process_of_a_job_sees_its_gpu_only(tiny, monkeypatch):
 
 def test_what_cannot_be_is_a_sentence(requests):
     configs, runtime = requests(1)
-    with pytest.raises(BadInput, match="jobs must be at least 1, got 0"):
+    with pytest.raises(BadInput, match="jobs must be a whole number of at least 1, got 0"):
         run_many(configs, runtime, jobs=0)
     with pytest.raises(BadInput, match="folder is for a single run: leave it out"):
         run_configs(configs, Runtime(folder=Path("here")))
