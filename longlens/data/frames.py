@@ -61,7 +61,7 @@ def _write_frame(folder: Path, frame: Any, options: Mapping[str, Any]) -> None:
     for name in frame.select_dtypes(bool).columns:
         if name != label:
             frame = frame.assign(**{name: frame[name].astype(int)})
-    frame.to_csv(folder / "train.csv", index=False, lineterminator="\n")
+    frame.to_csv(folder / "train.csv", index=False, lineterminator="\r\n")  # a lone \r in a text is quoted then
 
 
 def _write_pair(folder: Path, inputs: Any, labels: Any) -> None:

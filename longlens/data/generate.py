@@ -25,6 +25,7 @@ import numpy as np
 from longlens.data.datasets import SPLITS, offsets_of
 from longlens.data.store import ANOTHER_DISK, CacheError, Details, Writer, cache_errors, home
 from longlens.errors import BadInput, Interrupted, LongLensError
+from longlens.files import open_atomic
 from longlens.progress import Done, progress
 from longlens.registry import import_added
 
@@ -196,14 +197,8 @@ def _part(parts: Path, index: int) -> Path:
 
 def _make_part(generator: Generator, parts: Path, index: int) -> Shard:
     shard = generator.shard(index)
-    temporary = parts / f"{index:06}.{os.getpid()}"
-    with cache_errors():
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, **shard._asdict())
-            temporary.replace(_part(parts, index))
-        finally:
-            temporary.unlink(missing_ok=True)
+    with cache_errors(), open_atomic(_part(parts, index)) as file:
+        np.savez(file, **shard._asdict())
     return shard
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,15 +145,16 @@ def _column_names(file: Path, layout: Layout) -> set[str]:
 
 
 def _read_like(train: Records, train_name: str, file: Path, layout: Layout) -> Records:
-    """Another file, whose columns and whose kind of inputs must be those of the training set. A longer or shorter
-    table has more or fewer columns at its end."""
+    """Another file, whose columns and whose kind of inputs must be those of the training set. Shorter sequences have
+    fewer columns at their end."""
     wanted = train.layout.columns
     found = read_records(file, train.layout if layout.group_column else layout)
     if found.layout.columns != wanted and set(found.layout.columns) == set(wanted):
         found = read_records(file, train.layout)  # in the same order
-    for name, there in zip(found.layout.columns, wanted, strict=False):
-        if name != there:
-            both = f"{file} has the column {shorten(name)!r} where {train_name} has {shorten(there)!r}"
+    for name, there in zip_longest(found.layout.columns if wanted else (), wanted):
+        if name not in (None, there):
+            where = f"which {train_name} has not" if there is None else f"where {train_name} has {shorten(there)!r}"
+            both = f"{file} has the column {shorten(name)!r} {where}"
             raise BadInput(f"{both}; give both the same columns, or choose them by --columns or --ignore")
     if found.kind != train.kind:
         kinds = f"{file} has {found.kind} as inputs, but {train_name} {train.kind}"
@@ -187,11 +189,13 @@ def _read_jsonl(file: Path, layout: Layout, *, with_labels: bool) -> Iterator[Re
 
 
 def _read_npy(file: Path, _: Layout, *, with_labels: bool) -> Iterator[Record]:
-    parts = [*companions(file), None, None][:3]  # of an array alone there are no others
-    inputs, labels, lengths = (_load(part) if part is not None and part.exists() else None for part in parts)
-    if inputs is None or (with_labels and labels is None):
-        labels_name = companions(file)[1].name if len(companions(file)) > 1 else "a .labels.npy file"
-        raise BadInput(f"{file} needs {labels_name} beside it, with a label for each sequence")
+    labels_file, lengths_file = [*companions(file)[1:], None, None][:2]  # an array alone has neither
+    inputs = _load(file)
+    labels = _load(labels_file) if with_labels and labels_file and labels_file.exists() else None
+    lengths = _load(lengths_file) if lengths_file and lengths_file.exists() else None
+    if with_labels and labels is None:
+        beside = labels_file.name if labels_file else "a .labels.npy file"
+        raise BadInput(f"{file} needs {beside} beside it, with a label for each sequence")
     if inputs.ndim not in (2, 3) or inputs.dtype.kind not in "biuf":
         raise BadInput(f"{file} must be numbers (N, L) or (N, L, C), got {inputs.dtype} {inputs.shape}")
     count, longest = inputs.shape[:2]
@@ -200,13 +204,13 @@ def _read_npy(file: Path, _: Layout, *, with_labels: bool) -> Iterator[Record]:
         if not fit or ((lengths < 1) | (lengths > longest)).any():
             name = companions(file)[2].name
             raise BadInput(f"{name} beside {file} must be {count} whole numbers from 1 to {longest}")
-    if with_labels and labels is not None and (labels.shape != (count,) or labels.dtype.kind not in "biufUS"):
+    if labels is not None and (labels.shape != (count,) or labels.dtype.kind not in "biufUS"):
         name, given = companions(file)[1].name, f"{labels.dtype} {labels.shape}"
         raise BadInput(f"{name} beside {file} must be numbers or texts ({count},), got {given}")
     for row in range(count):
         place = f"{file}, row {row}"
         length = longest if lengths is None else int(lengths[row])
-        label = read_label(_plain(labels[row]), place) if with_labels and labels is not None else None
+        label = read_label(_plain(labels[row]), place) if labels is not None else None
         yield Record(place, read_array(inputs[row, :length], place), label)
 
 

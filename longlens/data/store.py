@@ -280,6 +280,8 @@ def prepare(
         with cache_errors():
             if is_prepared(old) and not folder.exists():  # killed while one was replaced by the other
                 old.rename(folder)
+                if not force:
+                    return Prepared(folder)
             _remove(new, old)
             new.mkdir(parents=True)
         writer = Writer(new)

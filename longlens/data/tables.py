@@ -160,6 +160,8 @@ def _open_arrow(file: Path) -> Table:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise BadInput(f"{file} can only be read with pyarrow: pip install pyarrow") from None
+    if not file.is_file():
+        raise BadInput(f"{file} is not a file that can be read")
 
     def batches() -> Iterator[Any]:
         if file.suffix == ".parquet":

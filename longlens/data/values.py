@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -33,8 +33,7 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored with a set or a run: what is not at its default."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: value for name, value in found.items() if value != getattr(Layout, name)}
+        kept = {name: value for name, value in vars(self).items() if value != getattr(Layout, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
 
     @classmethod
@@ -46,7 +45,7 @@ class Layout:
     def refuse(self, place: str, names: tuple[str, ...], why: str) -> None:
         """BadInput if one of the options is given, where it has no meaning."""
         for name in names:
-            if asdict(self)[name] != getattr(Layout, name):
+            if getattr(self, name) != getattr(Layout, name):
                 raise BadInput(f"{name} has no meaning for {place}, which {why}; leave it out")
 
 

@@ -20,6 +20,7 @@ from longlens.ops.checks import AttentionArguments, at_least_float32
 from longlens.ops.las import las_attention
 from longlens.ops.reference import attend_by_formula
 
+HIDES = -9e3  # -inf, the smallest number, or what people write in their place: -1e9, -1e4 (-9,984 in bfloat16)
 NEEDS_ALL_KEYS = (
     "with a cache, smoothing and chunks need a mask of causality and padding alone, and this one hides more, as "
     "sliding windows do: use l-attention, or no cache (use_cache=False)"
@@ -43,9 +44,9 @@ def split_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
         return mask, None
     if not mask.is_floating_point():
         raise BadInput(f"the mask must be boolean or of floating-point numbers, got {mask.dtype}")
-    hidden = mask <= torch.finfo(mask.dtype).min / 2  # -inf, or the smallest number in its place
+    hidden = mask <= HIDES
     bias = mask.masked_fill(hidden, 0.0)
-    return ~hidden, bias if bool(bias.any()) else None
+    return ~hidden, bias if mask.requires_grad or bool(bias.any()) else None  # a learned one may begin with 0
 
 
 def read_padding(tokens: Tensor, *, causal: bool) -> Seen:

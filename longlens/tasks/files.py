@@ -25,7 +25,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -137,16 +137,9 @@ class Files(StoredTask):
 
     @property
     def layout(self) -> Layout:
-        """Which columns are what."""
-        return Layout(
-            self.label_column,
-            self.input_column,
-            self.ignore,
-            self.columns,
-            self.delimiter,
-            self.group_column,
-            self.time_column,
-        )
+        """Which columns are what: the options that have the names of its fields."""
+        given = self.values()
+        return Layout(**{field.name: given[field.name] for field in fields(Layout) if field.name in given})
 
     @cached_property
     def prepared(self) -> Prepared:

@@ -133,6 +133,8 @@ def test_arrays_need_no_labels_where_none_are_wanted(tmp_path):
     assert [len(r.sequence) for r in iter_records(tmp_path / "a.inputs.npy", Layout(), with_labels=False)] == [1, 3]
     with pytest.raises(BadInput, match=r"new.npy needs a .labels.npy file beside it"):
         list(iter_records(tmp_path / "new.npy", Layout(), with_labels=True))
+    with pytest.raises(BadInput, match=r"missing.npy is not a file that can be read"):
+        list(iter_records(tmp_path / "missing.npy", Layout(), with_labels=False))
 
 
 def test_what_was_found_in_a_table_holds_for_others(read, tmp_path):

@@ -114,6 +114,8 @@ def test_a_set_whose_replacement_was_killed_is_found_again():
     with pytest.raises(ValueError, match="bad data"):
         prepare("numbers", IDENTITY, failing, force=True)
     assert Prepared(folder).verify() == []
+    folder.rename(folder.with_name(f"{folder.name}.old"))
+    assert prepare("numbers", IDENTITY, failing).verify() == [], "it is not made again"
 
 
 @pytest.mark.slow

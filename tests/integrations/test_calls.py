@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longlens import LaSAttention, create_mixer, replace_attention
 from longlens.errors import BadInput
+from longlens.integrations.masked import split_mask
 
 D, H, L, B = 24, 4, 9, 3
 STEEP = {"max_rate": 0.3, "window": 3}
@@ -109,11 +110,31 @@ def test_masks_say_what_is_seen():
     close(las(x, CAUSAL), as_layer(plain)(x))
     padded = as_layer(plain, bidirectional=True)(x, mask=TOKENS)
     close(las(x, TOKENS[:, None, None, :])[TOKENS], padded[TOKENS])
-    numbers = torch.zeros(B, 1, 1, L, dtype=torch.float64).masked_fill(~TOKENS[:, None, None, :], -torch.inf)
-    close(las(x, numbers)[TOKENS], padded[TOKENS])
+    for fill in (-torch.inf, torch.finfo(torch.float64).min, -1e9, -1e4):
+        numbers = torch.zeros(B, 1, 1, L, dtype=torch.float64).masked_fill(~TOKENS[:, None, None, :], fill)
+        close(las(x, numbers)[TOKENS], padded[TOKENS])
+        close(las(x, torch.zeros(L, L, dtype=torch.float64).masked_fill(~CAUSAL, fill)), as_layer(plain)(x))
     document = torch.arange(L) >= 4
     apart = document[:, None] == document
     close(las(x, apart)[:, 4:], as_layer(plain, bidirectional=True)(x[:, 4:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fill", ["-inf", "smallest", -1e4])
+def test_what_hides(dtype, fill):
+    value = torch.finfo(dtype).min if fill == "smallest" else float(fill)
+    seen, bias = split_mask(torch.tensor([[0.0, value, -100.0]], dtype=dtype))
+    assert seen.tolist() == [[True, False, True]]
+    assert bias is not None
+    assert bias.tolist() == [[0.0, 0.0, -100.0]]
+
+
+def test_a_learned_bias_that_begins_with_0_gets_its_gradient():
+    plain, las, x = both(max_rate=0, window=None)
+    bias = torch.zeros(H, L, L, dtype=torch.float64, requires_grad=True)
+    found, expected = (torch.autograd.grad(layer(x, bias).square().sum(), bias)[0] for layer in (las, plain))
+    close(found, expected, 1e-12)
+    assert expected.abs().max() > 1e-3
 
 
 def test_without_decay_and_smoothing_it_is_what_it_was():

@@ -150,11 +150,12 @@ def test_another_column_than_in_training_is_told(tmp_path):
     for test, both in (
         (table.assign(x=0.5)[["x", *table.columns]], "has the column 'x' where train.csv has 't0'; give both the same"),
         (table.drop(columns="t2"), "has the column 't3' where train.csv has 't2'; give both the same columns"),
+        (table.assign(t8=0.5), "has the column 't8' which train.csv has not; give both the same columns"),
     ):
         with pytest.raises(BadInput, match=f"test.csv {both}"):
             in_two(tmp_path, table, test).prepare()
-    for test in (table.drop(columns="t7"), table.drop(columns="label").assign(t8=0.5, label=table["label"])):
-        assert len(rows(in_two(tmp_path, table, test), "test")[0]) == test.shape[1] - 1, "longer or shorter at its end"
+    shorter = table.drop(columns="t7")
+    assert len(rows(in_two(tmp_path, table, shorter), "test")[0]) == 7, "fewer at its end"
 
 
 def test_a_column_to_ignore_may_be_in_one_of_the_files(tmp_path):
@@ -249,6 +250,12 @@ def test_switches_of_a_frame_beside_its_labels_are_numbers():
     frame = pd.DataFrame({"on": [True, False] * 20, "u": np.arange(40) / 4})
     task = create_task("files", frame=(frame, ["x", "y"] * 20), standardize=False)
     assert {tuple(np.ravel(row)) for row in rows(task)} <= {(1 - n % 2, n / 4) for n in range(40)}
+
+
+def test_texts_of_a_frame_may_have_any_line_ends():
+    texts = ["a\rb", "c\nd", "e\r\nf", 'g,"h"'] * 10
+    task = create_task("files", frame=pd.DataFrame({"input": texts, "label": ["x", "y"] * 20}))
+    assert {len(row) for row in rows(task)} == {3, 4, 5}
 
 
 def test_a_frame_has_a_path_by_which_the_task_is_made_again(home):
