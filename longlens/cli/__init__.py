@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from longlens import __version__
-from longlens.cli.flags import Parser
+from longlens.cli.flags import Parser, print_choices
 from longlens.cli.output import BESIDE, ENDINGS, Failed, Output, table_options, take_output
 from longlens.errors import BadInput, Interrupted, LongLensError
 from longlens.files import write_atomic
@@ -153,27 +153,18 @@ def _find(arguments: list[str]) -> str:
         if second in members:
             return f"{word} {second}"
         if second in ("-h", "--help"):
-            _print_commands(f"longlens {word}", GROUPS[word], {name: c.summary for name, c in members.items()})
+            summaries = {name: command.summary for name, command in members.items()}
+            print_choices(f"longlens {word}", GROUPS[word], "COMMAND", summaries)
         if second is None:
             raise BadInput(f"'longlens {word}' must be followed by one of {', '.join(members)}")
         raise BadInput(f"unknown command 'longlens {word} {second}'; {nearest(second, members)}")
     summaries = {name: command.summary for name, command in COMMANDS.items() if " " not in name} | GROUPS
     if word in ("-h", "--help"):
         about = "Long-range sequence layers (mixers) for PyTorch, around Local and Smooth attention."
-        _print_commands("longlens", about, summaries, "longlens --version prints the version.")
+        print_choices("longlens", about, "COMMAND", summaries, "longlens --version prints the version.")
     if word.startswith("-"):
         raise BadInput(f"unknown flag {word}; 'longlens --help' shows the commands")
     raise BadInput(f"unknown command {word!r}; {nearest(word, summaries)}")
-
-
-def _print_commands(name: str, about: str, members: dict[str, str], end: str = "") -> NoReturn:
-    parser = Parser(name, about, usage=f"{name} COMMAND …")
-    group = parser.add_argument_group("commands")
-    for member, summary in members.items():
-        group.add_argument(member, help=summary.replace("%", "%%"), metavar=member)
-    parser.epilog = " ".join(filter(None, [f"'{name} COMMAND --help' shows the flags of a command.", end]))
-    parser.print_help()
-    raise SystemExit(0)
 
 
 def show(printed: Any, output: Output | None = None) -> None:

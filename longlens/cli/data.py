@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from rich.rule import Rule
 
-from longlens.cli import show as print_parts
 from longlens.cli.flags import Parser
+from longlens.cli.output import Failed
 from longlens.cli.train import add_task_options, choose_task
 from longlens.data import store
 from longlens.data.datasets import Samples
@@ -81,8 +81,7 @@ def verify(names: tuple[str, ...] = ()) -> list[str]:
             found[folder.name] = [str(error)]
     lines = [f"{name}: {'; '.join(problems) or 'whole'}" for name, problems in found.items()]
     if any(found.values()):
-        print_parts([*lines, "make damaged sets again with 'longlens data prepare' and --force"])
-        raise SystemExit(1)
+        raise Failed([*lines, "make damaged sets again with 'longlens data prepare' and --force"])
     return lines
 
 

@@ -188,5 +188,16 @@ def _metavar(hint: Any) -> Any:
     return WORDS.get(hint, "VALUE")
 
 
+def print_choices(name: str, about: str, word: str, members: Mapping[str, str], end: str = "") -> NoReturn:
+    """Help of a command that one of several words follows, each with a summary."""
+    parser = Parser(name, about, usage=f"{name} {word} …")
+    group = parser.add_argument_group(f"{word.lower()}s")
+    for member, summary in members.items():
+        group.add_argument(member, help=_escape(summary), metavar=member)
+    parser.epilog = " ".join(filter(None, [f"'{name} {word} --help' shows the flags of a {word.lower()}.", end]))
+    parser.print_help()
+    raise SystemExit(0)
+
+
 def _escape(text: str) -> str:
     return text.replace("%", "%%")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longlens import api
 from longlens.cli import sentence, show
-from longlens.cli.flags import HELP, Parser
+from longlens.cli.flags import HELP, Parser, print_choices
 from longlens.cli.output import BESIDE, Output, Told, table_options, take_output
 from longlens.errors import BadInput
 from longlens.files import check_out, write_json
@@ -133,13 +133,7 @@ def choose_task(name: str, about: str, arguments: list[str]) -> tuple[str, list[
     if first is None or first.startswith("-"):
         if first not in HELP:
             raise BadInput(f"'{name}' must be followed by a task: {', '.join(list_tasks())}")
-        parser = Parser(name, about, usage=f"{name} TASK …")
-        group = parser.add_argument_group("tasks")
-        for task in list_tasks():
-            group.add_argument(task, help=find_task(task).summary.replace("%", "%%"), metavar=task)
-        parser.epilog = f"'{name} TASK --help' shows the flags of a task."
-        parser.print_help()
-        raise SystemExit(0)
+        print_choices(name, about, "TASK", {task: find_task(task).summary for task in list_tasks()})
     find_task(first)
     return first, arguments[1:]
 

@@ -11,7 +11,6 @@ from longlens.files import default_mode
 from longlens.integrations.card import write_card
 from longlens.options import Option
 from longlens.training.evaluate import find_checkpoint
-from longlens.training.run import RunFolder
 from longlens.training.saved import Run
 
 Target = Literal["hf", "torch-export"]
@@ -39,7 +38,7 @@ def export_run(run: Run, folder: Path | str, to: Target = "hf", checkpoint: str 
         from longlens.integrations.huggingface.write import write
     else:
         from longlens.integrations.torch_export import write
-    step = int(find_checkpoint(RunFolder(run.folder, keep=1), checkpoint).name)
+    step = int(find_checkpoint(run.folder, checkpoint).name)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir()

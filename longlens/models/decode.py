@@ -65,7 +65,8 @@ class Decoder:
         limits.append(model.spec.max_length if model.config.positions == "learned" else None)
         for limit in filter(None, limits):
             if self.context > limit:
-                raise BadInput(f"context must be at most {limit:,}, the positions that were learned, got {context:,}")
+                most = f"context must be at most {limit:,}, the positions that were learned"
+                raise BadInput(f"{most}, got {self.context:,}")
         self.cached = cached and all(has_steps(layer, model.config.width) for layer in layers)
         self.states: list[Any] = [None] * len(model.blocks)
         self.window: Tensor | None = None  # (B, n), the tokens that the model sees

@@ -272,15 +272,15 @@ def create_model(
     """
     task = create_task(task) if isinstance(task, str) else task
     spec = task.spec if isinstance(task, Task) else task
-    ours = {name: options.pop(name) for name in list(options) if name in options_of(ModelConfig)}
+    own = options_of(ModelConfig)
+    ours = {name: options.pop(name) for name in list(options) if name in own}
     options = {name.removeprefix("mixer."): value for name, value in options.items()}
     if isinstance(mixer, str):
         known = find_mixer(mixer).options
         for name in options:
             if name not in known:
                 raise BadInput(
-                    f"neither the model nor mixer {mixer!r} has an option {name!r}; "
-                    + nearest(name, [*options_of(ModelConfig), *known])
+                    f"neither the model nor mixer {mixer!r} has an option {name!r}; " + nearest(name, [*own, *known])
                 )
         mixer = choose_mixer(mixer, **options)
     elif options:

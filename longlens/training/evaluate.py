@@ -15,7 +15,15 @@ from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config, Runtime
 from longlens.training.machine import choose_device, choose_threads, join_processes, keep_random, use_threads
 from longlens.training.open_run import TrainState
-from longlens.training.run import RunFolder, check_fingerprint, fingerprint, read_config, read_result, read_task
+from longlens.training.run import (
+    RunFolder,
+    check_fingerprint,
+    fingerprint,
+    last_threads,
+    read_config,
+    read_result,
+    read_task,
+)
 from longlens.training.step import evaluate
 
 
@@ -55,9 +63,8 @@ def evaluate_run(
         raise BadInput(f"split must be one of {', '.join(SPLITS)}, got {split}")
     config = read_config(folder)
     check_fingerprint(folder, fingerprint(config), "undo the change, or evaluate on a file with --data FILE")
-    run = RunFolder(folder, keep=1)
-    task, path = config.task, find_checkpoint(run, checkpoint)
-    threads, _ = choose_threads(None, run.last_threads())
+    task, path = config.task, find_checkpoint(folder, checkpoint)
+    threads, _ = choose_threads(None, last_threads(folder))
     runtime = Runtime.make({"device": device}, "the runtime")
     with use_threads(threads), join_processes(runtime) as processes, keep_random(processes.device):
         model = load_checkpoint(config, task.spec, path, processes.device)
@@ -74,7 +81,7 @@ def evaluate_run(
 def load_model(folder: Path, checkpoint: str | int = "best", device: str = "cpu") -> Model:
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
-    path = find_checkpoint(RunFolder(folder, keep=1), checkpoint)
+    path = find_checkpoint(folder, checkpoint)
     return load_checkpoint(config, read_task(folder, config.task)[0], path, choose_device(device))
 
 
@@ -91,19 +98,19 @@ def load_checkpoint(config: Config, spec: Spec, path: Path, device: torch.device
     return model.eval()
 
 
-def find_checkpoint(run: RunFolder, which: str | int) -> Path:
-    """The folder of the best or the last checkpoint, or of that of a step."""
-    which = str(which)
+def find_checkpoint(folder: Path, which: str | int) -> Path:
+    """The folder of the best or the last checkpoint of a run, or of that of a step."""
+    run, which = RunFolder(folder, keep=1), str(which)
     steps = [int(path.name) for path in run.checkpoint_folders()]
     if not steps:
-        raise BadInput(f"{run.folder} has no checkpoint yet")
+        raise BadInput(f"{folder} has no checkpoint yet")
     if which == "last":
         return run.checkpoint(steps[0])
     if which == "best":
-        result = read_result(run.folder)
+        result = read_result(folder)
         best = result["best_step"] if result else _best_so_far(run.checkpoint(steps[0]))
         if best is None:
-            raise BadInput(f"{run.folder} was not evaluated yet: choose the checkpoint last")
+            raise BadInput(f"{folder} was not evaluated yet: choose the checkpoint last")
         return run.checkpoint(best)
     if not which.isdecimal() or int(which) not in steps:
         raise BadInput(f"checkpoint must be one of best, last, {', '.join(map(str, sorted(steps)))}, got {which}")

@@ -27,7 +27,7 @@ from longlens.progress import progress
 from longlens.tasks.base import list_tasks
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.logs import StopSignals, notify, open_to_append
-from longlens.training.run import RunFolder, fingerprint, read_result, run_folder
+from longlens.training.run import fingerprint, last_threads, read_result, run_folder
 
 MOST_SAID = 10_000  # characters of an error: a pipe, which is read when the process has ended, holds 65,536 bytes
 
@@ -120,7 +120,7 @@ def _make_requests(configs: list[Config], runtime: Runtime, jobs: int | None, qu
         task = f"{config.task.name} {config.task.values()}"
         data[task] = data.get(task) or config.task.fingerprint()
         folder = run_folder(config, runtime, fingerprint(config, data[task]))
-        last = RunFolder(folder, keep=1).last_threads()
+        last = last_threads(folder)
         own = threads if last is None else choose_threads(runtime.threads, last)[0]
         requests.append(RunRequest(config, replace(runtime, threads=own), folder, quiet))
     if note is not None:

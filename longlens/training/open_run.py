@@ -31,7 +31,7 @@ from longlens.training.machine import (
     keep_random,
     use_threads,
 )
-from longlens.training.run import RunFolder, disk_full_as_run_error, run_folder
+from longlens.training.run import RunFolder, disk_full_as_run_error, last_threads, run_folder
 from longlens.training.run import fingerprint as find_fingerprint
 from longlens.training.step import Evaluated, Schedule, evaluate
 
@@ -177,7 +177,9 @@ def open_run(config: Config, runtime: Runtime, fingerprint: str | None = None) -
         run.result = processes.on_first(folder.finished, config, fingerprint)
         if run.result is None:
             here = int(os.environ.get("LOCAL_WORLD_SIZE", processes.count))
-            count, run.note = processes.on_first(lambda: choose_threads(runtime.threads, folder.last_threads(), here))
+            count, run.note = processes.on_first(
+                lambda: choose_threads(runtime.threads, last_threads(folder.folder), here)
+            )
             stack.enter_context(use_threads(count))
         yield run
 

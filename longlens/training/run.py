@@ -191,6 +191,12 @@ def read_environment(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
+def last_threads(folder: Path) -> int | None:
+    """With how many threads a run was started last."""
+    threads = (read_environment(folder) or [{}])[-1].get("threads")
+    return threads if isinstance(threads, int) and threads >= 1 else None
+
+
 def _parse_environment(folder: Path) -> list[dict[str, Any]]:
     path = folder / "environment.json"
     found = read_json(path)
@@ -296,11 +302,6 @@ class RunFolder:
         last = before[-1] if before else environment
         changed = (key for key in COMPARED if last.get(key) != environment[key])
         return [f"{key} {last.get(key)}, now {environment[key]}" for key in changed]
-
-    def last_threads(self) -> int | None:
-        """Of the last start."""
-        threads = (read_environment(self.folder) or [{}])[-1].get("threads")
-        return threads if isinstance(threads, int) and threads >= 1 else None
 
     def write_scores(self, scores: Any) -> None:
         """Of each test sample, by the best model: a tensor (N,)."""

@@ -109,7 +109,6 @@ class Run:
         """The metric of a checkpoint on another labeled file, read and encoded as the data of the run was."""
         from longlens.training.evaluate import Evaluation, find_checkpoint
         from longlens.training.predict import score
-        from longlens.training.run import RunFolder
 
         codec, spec = self.codec, self.spec
         if spec.head not in ("classify", "regress") or spec.positions is not None:
@@ -118,7 +117,7 @@ class Run:
             (codec.encode_label(label, place), codec.encode(sequence, place, like_a_split=True))
             for place, sequence, label, *_ in self.records(file, with_labels=True)
         )
-        step = int(find_checkpoint(RunFolder(self.folder, keep=1), checkpoint).name)
+        step = int(find_checkpoint(self.folder, checkpoint).name)
         with self.opened(checkpoint, device) as model:
             found, count = score(model, rows, batch_size=batch_size, precision=self.config.training.precision)
         return Evaluation(self.config, Path(file).name, count, step, spec.metric, found.metric, found.loss)
