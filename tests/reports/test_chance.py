@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longlens.reports.chance import Trial, weigh, weigh_samples
+from longlens.reports.chance import Trial, weigh, weigh_samples, weigh_seeds
 
 
 def trials(scores, with_scores=True):
@@ -81,6 +81,20 @@ def test_chance_alone_seldom_decides(gain, seed_noise):
             groups.append((random.logistic(size=(3, 300)) < skill - difficulty).astype(float))
         decided += versus(*groups).verdict != "not decided"
     assert decided / studies < 0.08
+
+
+def test_small_p_values_of_three_seeds_are_too_small():
+    """If seeds vary four times as much as samples do, p is below 0.01 in three to four of a hundred studies, not one.
+    ``docs/reproduction.md`` says so."""
+    random, samples, studies = np.random.default_rng(0), 50, 5000
+    noise = random.normal(size=samples)
+    by_sample = (noise - noise.mean()) / noise.std(ddof=1) * np.sqrt(samples)  # an error of 1 of its mean
+    small = 0
+    for _ in range(studies):
+        by_seed = random.normal(0, 4 * np.sqrt(3), size=3)
+        shared = random.normal()  # what these samples add to all seeds
+        small += weigh_seeds(by_seed + shared, 0.0, by_sample).p < 0.01
+    assert 0.025 < small / studies < 0.045
 
 
 def test_a_true_difference_is_found():
