@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from longlens.errors import BadInput, RunError
 from longlens.mixers.registry import REGISTRY, find_mixer, layer_options, register
 from longlens.options import REQUIRED, Is, Option, Seed, Several, Size, nearest, options_of, shorten
-from longlens.tasks.base import Task
+from longlens.tasks.base import Task, find_task
 from longlens.training.config import (
     SECTIONS,
     Config,
@@ -187,8 +187,10 @@ def run_configs(
 
 
 def _is_only_here(config: Config) -> bool:
-    """Whether another process could not import the layer or the task: they are of a notebook or of the main file."""
-    return "__main__" in (config.mixer.preset.module, type(config.task).__module__)
+    """Whether another process could not import the layer or the task: they are of a notebook or of the main file, or
+    the task is of a class without a name."""
+    task = type(config.task)
+    return "__main__" in (config.mixer.preset.module, task.__module__) or find_task(config.task.name) is not task
 
 
 def _run_here(config: Config, runtime: Runtime) -> "Outcome":

@@ -408,24 +408,56 @@ class Named(Mine):
 @register_task("my-sums")
 class MySums(CumSum):
     pass
+
+class Unnamed(CumSum):
+    pass
 """
     )
     (tmp_path / "main.py").write_text(
         """
 from longlens import compare
 from longlens.mixers.registry import register
-from mine import Mine
+from longlens.mixers import LaSAttention
+from longlens.tasks.base import register as register_task
+from mine import Mine, Unnamed
 register("mine-twice", fixed={"twice": True})(Mine)
+register("las-far", tolerance=1e-2)(LaSAttention)
+register_task("late-sums")(Unnamed)
 
 small = {"recipe": "smoke", "task.max_length": 16, "task.sizes": [32, 8, 8], "steps": 2, "threads": 1}
-table = compare("my-sums", [Mine, "named", "las"], **small)
-assert not table.failed, table.failed
+for task, mixers in (("my-sums", [Mine, "named"]), ("late-sums", ["las-far"])):
+    table = compare(task, mixers, **small)
+    assert not table.failed, table.failed
 """
     )
     place = tmp_path / "elsewhere"
     place.mkdir()
+    (place / "mine.py").write_text("raise RuntimeError('another module of this name')")
     command = [sys.executable, tmp_path / "main.py"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_module_that_starts_runs_when_it_is_imported_starts_no_more(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        """
+from torch import nn
+from longlens import compare
+
+class Mine(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+
+    def forward(self, x, *, mask=None):
+        return x
+
+table = compare("atomic-cumsum", [Mine], recipe="smoke", steps=2, threads=1)
+assert "starts runs when it is imported" in table.failed[0].error, table.failed
+"""
+    )
+    command = [sys.executable, "-c", "import mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -278,11 +278,12 @@ def prepare(
             return Prepared(folder)
         new, old = _beside(folder, "new"), _beside(folder, "old")
         with cache_errors():
-            if is_prepared(old) and not folder.exists():  # killed while one was replaced by the other
-                old.rename(folder)
-                if not force:
-                    return Prepared(folder)
+            for whole in (new, old):  # killed while one was replaced by the other
+                if is_prepared(whole) and not folder.exists():
+                    whole.rename(folder)
             _remove(new, old)
+            if is_prepared(folder) and not force:
+                return Prepared(folder)
             new.mkdir(parents=True)
         writer = Writer(new)
         try:

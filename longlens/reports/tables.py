@@ -280,10 +280,10 @@ def _difference(best: list[Outcome], next_best: list[Outcome], metric: str) -> F
 
 
 def _said_of_chance(found: Finding | None) -> str:
+    if found is not None and found.estimate < -1e-12:  # more than rounding: the means are over other seeds, too
+        return f", but not over the seed{'' if found.seeds == 1 else 's'} that both have"
     if found is None or math.isnan(found.p):
         return ""
-    if found.estimate < 0:  # the means are over other seeds, too
-        return f", but not over the seed{'' if found.seeds == 1 else 's'} that both have"
     over = [f"{found.seeds} seeds"] if found.seeds > 1 else []
     over += [f"{found.samples:,} test samples"] if found.samples else []
     return f" (p = {found.p:.2g} over {' and '.join(over)})" + ("" if found.p < LEVEL else ": it may be chance")

@@ -21,10 +21,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from longlens.errors import BadInput, Interrupted, LongLensError
-from longlens.mixers.registry import list_mixers, register
+from longlens.mixers.registry import layer_options, list_mixers
+from longlens.mixers.registry import register as name_layer
 from longlens.options import Option, Size
 from longlens.progress import progress
 from longlens.tasks.base import list_tasks
+from longlens.tasks.base import register as name_task
 from longlens.training.config import Config, Engine, Runtime
 from longlens.training.logs import StopSignals, notify, open_to_append
 from longlens.training.run import fingerprint, last_threads, read_result, run_folder
@@ -56,9 +58,10 @@ class RunRequest:
         """On one line."""
         log = None if self.quiet else self.folder / "log.txt"  # for the traceback of a bug
         values = {"config": self.config.to_json(), "runtime": self.runtime.values(), "command": sys.argv, "log": log}
-        preset = self.config.mixer.preset
-        values |= {"task_module": type(self.config.task).__module__, "mixer_module": preset.module}
-        values |= {"layer": preset.layer_name, "fixed": dict(preset.fixed), "path": [*map(os.path.abspath, sys.path)]}
+        task, preset = type(self.config.task), self.config.mixer.preset
+        defaults = {name: option.default for name, option in preset.options.items()}
+        values |= {"task": (task.__module__, task.__name__), "layer": (preset.module, preset.layer_name)}
+        values |= {"fixed": dict(preset.fixed), "defaults": defaults, "path": [*map(os.path.abspath, sys.path)]}
         return json.dumps(values, default=str)
 
 
@@ -72,6 +75,9 @@ def run_many(
     ended: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """All runs, ``jobs`` at a time; on Ray, as many as the cluster has room for. ``ended`` hears of each at once."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is not None and main.name == __name__:  # in the process of a run
+        raise BadInput("a module of layers or tasks starts runs when it is imported: do so if __name__ == '__main__'")
     engine, jobs = Option("engine", Engine).check(engine), Option("jobs", Size).check(jobs)
     if engine == "local" and address is not None:
         raise BadInput("address is that of a Ray cluster: choose the engine ray, or leave it out")
@@ -269,15 +275,27 @@ def _work() -> None:
 
 
 def _import_own(request: dict[str, Any]) -> None:
-    """A user's task and layer of modules that the other process has imported, and that nobody else may have named."""
-    sys.path += [place for place in request["path"] if place not in sys.path]
-    config = request["config"]
-    if config["task"] not in list_tasks():
-        import_module(request["task_module"])
-    if config["mixer"] not in list_mixers():
-        layer = getattr(import_module(request["mixer_module"]), request["layer"])
-        if config["mixer"] not in list_mixers():  # it was given a name where it was used
-            register(config["mixer"], fixed=request["fixed"])(layer)
+    """A user's task and layer, of modules that neither LONGLENS_IMPORT nor an entry point need name: the process that
+    asks for the run has imported them. It may also have given them their names."""
+    sys.path[:] = dict.fromkeys([*request["path"], *sys.path])
+    task, mixer = request["config"]["task"], request["config"]["mixer"]
+    if task not in list_tasks():
+        found = _import_class(*request["task"])
+        if task not in list_tasks():
+            name_task(task)(found)
+    if mixer not in list_mixers():
+        layer = _import_class(*request["layer"])
+        if mixer not in list_mixers():
+            known = layer_options(layer, mixer)
+            fixed, defaults = (
+                {name: known[name].check(value) for name, value in request[key].items()}
+                for key in ("fixed", "defaults")
+            )
+            name_layer(mixer, fixed=fixed, **defaults)(layer)
+
+
+def _import_class(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
 
 
 def _end_with_parent() -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -114,8 +115,14 @@ def test_a_set_whose_replacement_was_killed_is_found_again():
     with pytest.raises(ValueError, match="bad data"):
         prepare("numbers", IDENTITY, failing, force=True)
     assert Prepared(folder).verify() == []
-    folder.rename(folder.with_name(f"{folder.name}.old"))
-    assert prepare("numbers", IDENTITY, failing).verify() == [], "it is not made again"
+    old, new = (folder.with_name(f"{folder.name}.{age}") for age in ("old", "new"))
+    shutil.copytree(folder, new)
+    (new / "mark").touch()
+    folder.rename(old)
+    assert prepare("numbers", IDENTITY, failing).verify() == [], "nothing is made again"
+    assert (folder / "mark").exists(), "the new one, which was whole"
+    assert not old.exists()
+    assert not new.exists()
 
 
 @pytest.mark.slow

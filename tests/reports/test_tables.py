@@ -87,6 +87,9 @@ def test_a_lead_that_the_seeds_of_both_deny_has_no_p_value(tmp_path):
     first, last = verdict(better + runs(tmp_path, "transformer", [flips(1000, 0.5)]))
     assert first == "las is better than transformer, 53.3 % to 50.0 %, but not over the seed that both have"
     assert last.startswith("one seed of one of them: ")
+    numbers = [outcome(seed=seed, test=test, metric="r2") for seed, test in enumerate((0.4, 0.6, 0.6))]
+    first, _ = verdict([*numbers, outcome("transformer", test=0.5, metric="r2")])
+    assert first.endswith("0.533 to 0.500, but not over the seed that both have"), "without a p-value, too"
 
 
 def test_two_seeds_that_agree_do_not_hide_that_samples_are_few(tmp_path):
