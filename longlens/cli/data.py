@@ -29,14 +29,16 @@ PICTURE = Option("out", Path | None, None, "Picture to write; by default figures
 
 
 def _read(name: str, about: str, arguments: list[str], *options: Option) -> tuple[Task, dict[str, Any]]:
-    """The task, whose options are flags with or without the prefix ``task.``, and the values of the command."""
+    """The task, whose options are flags with or without the prefix ``task.``, and the values of the command. A flag
+    that both have is the command's, and the task's with its prefix."""
     task, arguments = choose_task(name, about, arguments)
     parser = Parser(f"{name} {task}", about)
     own = {option.name: option for option in options}
     parser.add_options("options", own)
-    add_task_options(parser, task, other_prefix="task.")
+    shown, other = ("task.", "") if own.keys() & options_of(find_task(task)).keys() else ("", "task.")
+    add_task_options(parser, task, prefix=shown, other_prefix=other)
     values = parser.read(arguments)
-    chosen = {key: value for key, value in values.items() if key not in own}
+    chosen = {key.removeprefix("task."): value for key, value in values.items() if key not in own}
     return create_task(task, **chosen), {key: value for key, value in values.items() if key in own}
 
 

@@ -165,3 +165,12 @@ def test_a_layer_of_your_own_is_listed_described_and_trained(added, here, tiny):
     said = added(source, "train", "atomic-cumsum", "--mixer", "mine", "--mixer.scale", "2", *tiny)
     assert said.code == 0, said.err
     assert list(here.glob("runs/atomic-cumsum/mine/*/result.json"))
+
+
+def test_a_flag_that_a_command_and_a_task_have_is_the_commands(added):
+    source = TASK.replace(
+        "spec = load = None", 'summary: ClassVar[str] = "parity"\n    count: int = 3\n    spec = load = None'
+    )
+    said = added(source, "data", "show", "parity", "--help")
+    assert said.code == 0, said.err
+    assert {"--count", "--task.count"} <= {*said.out.split()}
