@@ -187,11 +187,12 @@ class Recipe:
         return _make_config(self.name, task, mixer, sections)
 
 
-def load_recipe(name: str | Path, task: str, mixers: Iterable[str] = ()) -> Recipe:
+def load_recipe(given: str | Path, task: str, mixers: Iterable[str] = ()) -> Recipe:
     """The recipe of a task at a scale (smoke, mini or paper), that of a TOML file, or those with which the mixers were
     published, each its own. Every name in it is checked; the values are, when it is resolved."""
     find_task(task)
-    name, mixers = Option("recipe", str).check(name), [find_mixer(mixer).name for mixer in mixers]
+    name: str = Option("recipe", str).check(given)
+    mixers = [find_mixer(mixer).name for mixer in mixers]
     if name == PUBLISHED and len(mixers) != 1:
         return Recipe(name, own={mixer: load_recipe(name, task, [mixer]) for mixer in mixers})
     try:
