@@ -181,7 +181,9 @@ def run_configs(
         check_mixer_builds(config.task, config.mixer, config.model)
     if any(_is_only_here(config) for config in configs):
         if engine != "local" or jobs > 1:
-            raise BadInput("a layer or task of the main file runs in this process only: put it into a module")
+            raise BadInput(
+                "a layer or task of the main file runs in this process only: put it into a module, with a name"
+            )
         return Comparison([_run_here(config, runtime) for config in configs], choose)
     return Comparison(run_many(configs, runtime, engine=engine, jobs=jobs, address=address), choose)
 

@@ -23,6 +23,7 @@ import longlens.mixers
 from longlens import Comparison, Result, compare, create_task, load_run, sweep, train
 from longlens.errors import BadInput, Interrupted, RunError
 from longlens.mixers.registry import REGISTRY
+from longlens.tasks.atomic import CumSum
 
 LISTOPS = {"task.sizes": [64, 16, 16], "steps": 2, "threads": 1}
 TINY = {"recipe": "smoke", "task.max_length": 16, "task.sizes": [32, 8, 8], "steps": 2, "threads": 1}
@@ -436,6 +437,20 @@ for task, mixers in (("my-sums", [Mine, "named"]), ("late-sums", ["las-far"])):
     command = [sys.executable, tmp_path / "main.py"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Unnamed(CumSum):
+    """A task that no other process could find by its name, which is that of its base."""
+
+
+def test_a_task_of_a_class_without_a_name_runs_in_this_process():
+    small = {key: value for key, value in TINY.items() if not key.startswith("task.")}
+    task = Unnamed(max_length=16, sizes=(32, 8, 8))
+    (outcome,) = compare(task, ["las"], **small).outcomes
+    assert outcome.error is None
+    assert type(outcome.config.task) is Unnamed
+    with pytest.raises(BadInput, match="runs in this process only: put it into a module, with a name"):
+        compare(task, ["las"], jobs=2, **small)
 
 
 @pytest.mark.slow
