@@ -1,6 +1,6 @@
 """LongLens in a few minutes: LaS attention equals its formula at the cost of attention, and a claim of the paper."""
 
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from rich.rule import Rule
 from torch.nn.functional import scaled_dot_product_attention
 
 from longlens import api
+from longlens.bench.measure import passes, time_interleaved
 from longlens.cli import sentence, show
 from longlens.data.generate import cores
 from longlens.files import check_out, write_json
@@ -91,19 +92,14 @@ def _beside_the_paper(comparison: api.Comparison) -> str:
 def _compare_cost() -> str:
     """The best of some rounds in turn, forward and backward."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 8, LENGTH, 32, generator=generator, requires_grad=True) for _ in range(3))
+    inputs = [torch.randn(1, 8, LENGTH, 32, generator=generator) for _ in range(3)]
     rates = decay_rates(8, 1e-3)
     kinds = {
-        "plain": lambda: scaled_dot_product_attention(query, key, value, is_causal=True),
-        "LaS": lambda: las_attention(query, key, value, decay=rates, smoothing=5),
+        "plain": partial(scaled_dot_product_attention, is_causal=True),
+        "LaS": partial(las_attention, decay=rates, smoothing=5),
     }
-    best = dict.fromkeys(kinds, float("inf"))
-    for _ in range(ROUNDS):
-        for name, attend in kinds.items():
-            start = time.perf_counter()
-            attend().sum().backward()
-            best[name] = min(best[name], time.perf_counter() - start)
-    plain, ours = (1e3 * best[name] for name in kinds)
+    jobs = {name: passes(attend, inputs)["forward_backward"] for name, attend in kinds.items()}
+    plain, ours = (1e3 * seconds for seconds in time_interleaved(jobs, torch.device("cpu"), ROUNDS).values())
     return f"{LENGTH:,} tokens, 8 heads, forward and backward: plain attention {plain:.0f} ms, LaS {ours:.0f} ms."
 
 

@@ -208,8 +208,8 @@ class NpyWriter:
     The header is spelled out here, as the checksums of a set must not depend on the version of numpy.
     """
 
-    def __init__(self, path: Path, first: np.ndarray):
-        self.file: BinaryIO = path.open("wb")
+    def __init__(self, file: BinaryIO, first: np.ndarray):
+        self.file = file
         self.file.write(bytes(HEADER))
         self.dtype = first.dtype
         self.tail = first.shape[1:]
@@ -221,16 +221,13 @@ class NpyWriter:
         self.file.write(np.ascontiguousarray(piece).data)
         self.length += len(piece)
 
-    def close(self) -> list[int]:
-        """Write the header, and bring the file to the disk. Returns its shape."""
+    def finish(self) -> list[int]:
+        """Write the header. Returns the shape."""
         shape = (self.length, *self.tail)
         facts = repr({"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape})
         text = facts.encode().ljust(HEADER - 11) + b"\n"
         self.file.seek(0)
         self.file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
         return list(shape)
 
 
@@ -247,7 +244,7 @@ class Writer:
             for name, piece in pieces.items():
                 file = f"{split}.{name}.npy"
                 if file not in self._arrays:
-                    self._arrays[file] = NpyWriter(self.folder / file, piece)
+                    self._arrays[file] = NpyWriter((self.folder / file).open("wb"), piece)
                 self._arrays[file].append(piece)
 
     def finish(self, identity: Mapping[str, Any], details: Details) -> None:
@@ -256,7 +253,11 @@ class Writer:
         with cache_errors():
             files = {}
             for name, array in self._arrays.items():
-                files[name] = {"shape": array.close(), "sha256": sha256(self.folder / name)}
+                with array.file as file:
+                    shape = array.finish()
+                    file.flush()
+                    os.fsync(file.fileno())
+                files[name] = {"shape": shape, "sha256": sha256(self.folder / name)}
             meta = {"recipe": {"format": FORMAT, **identity}, "details": details, "files": files}
             write_sealed(self.folder / "meta.json", meta)
 

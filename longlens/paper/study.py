@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from longlens.training.config import Config, Runtime, load_recipe
 
 Scale = Literal["smoke", "mini", "paper"]
+PLAIN_AND_LAS = {"Transformer": "transformer", "LaS": "las"}  # the rows of many tables, and their layers
 
 # At scale paper beside the rate of the recipe, as in Appendix A.
 RATES: Mapping[str, tuple[float, ...]] = {"smoke": (), "mini": (1e-3, 3e-3), "paper": (1e-3, 1e-4)}
@@ -106,13 +107,6 @@ def better(text: str, winner: Cell, loser: Cell, paper: float | None = None) -> 
     return Claim(text, [(1.0, winner), (-1.0, loser)], paper)
 
 
-def growing_lead(here: str, there: str, now: tuple[Cell, Cell], before: tuple[Cell, Cell]) -> list[Claim]:
-    """That LaS is ahead of a Transformer in one place, and by more than in another; a pair of cells for each."""
-    lead = better(f"LaS is better than a Transformer {here}", *now)
-    less = [(-weight, cell) for weight, cell in better("", *before).cells]
-    return [lead, Claim(f"LaS leads by more {here} than {there}", [*lead.cells, *less])]
-
-
 @dataclass(frozen=True)
 class Study:
     """An artifact of the paper that is made of runs.
@@ -160,8 +154,7 @@ def las_beside_transformer(
     paper's figures of both, and what differs from the recipes at a scale."""
 
     def row(task: str, scale: Scale) -> tuple[Cell, Cell]:
-        names = (("Transformer", "transformer"), ("LaS", "las"))
-        plain, ours = (Cell(name, task, mixer, changes(scale), seeds=seeds) for name, mixer in names)
+        plain, ours = (Cell(name, task, mixer, changes(scale), seeds=seeds) for name, mixer in PLAIN_AND_LAS.items())
         return plain, ours
 
     def claim(task: str, scale: Scale) -> Claim:
@@ -174,7 +167,25 @@ def las_beside_transformer(
     return {
         "cells": lambda scale: [cell for task in paper for cell in row(task, scale)],
         "claims": lambda scale: [claim(task, scale) for task in paper],
-        "paper": {
-            (name, task): both[k] for task, both in paper.items() for k, name in enumerate(("Transformer", "LaS"))
-        },
+        "paper": {(name, task): both[k] for task, both in paper.items() for k, name in enumerate(PLAIN_AND_LAS)},
+    }
+
+
+def growing_lead(
+    cell: Callable[[str, Any, Scale], Cell], places: Callable[[Scale], Sequence[Any]], here: str, there: str
+) -> dict[str, Any]:
+    """Cells and claims of a table with the same two rows, and a column for each place: LaS is ahead in the last one,
+    which is ``here``, and by more than in the first, which is ``there``."""
+
+    def claims(scale: Scale) -> list[Claim]:
+        first, *_, last = places(scale)
+        ours, plain = (cell(row, last, scale) for row in ("LaS", "Transformer"))
+        lead = better(f"LaS is better than a Transformer {here.format(last)}", ours, plain)
+        before = [(-1.0, cell("LaS", first, scale)), (1.0, cell("Transformer", first, scale))]
+        more = f"LaS leads by more {here.format(last)} than {there.format(first)}"
+        return [lead, Claim(more, [*lead.cells, *before])]
+
+    return {
+        "cells": lambda scale: [cell(row, place, scale) for row in PLAIN_AND_LAS for place in places(scale)],
+        "claims": claims,
     }

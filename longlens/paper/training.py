@@ -1,15 +1,14 @@
 """What the paper leaves out: whether the lead of LaS over a Transformer grows with training."""
 
-from longlens.paper.study import Cell, Claim, Scale, Study, growing_lead, sweep_task
+from longlens.paper.study import PLAIN_AND_LAS, Cell, Scale, Study, growing_lead, sweep_task
 from longlens.training.config import load_recipe
 
-MIXERS = {"Transformer": "transformer", "LaS": "las"}
 FACTORS = {"smoke": (1.0, 2.0), "mini": (1.0, 4.0), "paper": (0.25, 1.0)}  # of the recipe's training
 
 
 def _cell(row: str, factor: float, scale: Scale) -> Cell:
     """All lengths share the learning rate of the recipe's, and are evaluated as often."""
-    whole = Cell(row, sweep_task(scale), MIXERS[row], column="×1")
+    whole = Cell(row, sweep_task(scale), PLAIN_AND_LAS[row], column="×1")
     if factor == 1:
         return whole
     options = load_recipe(scale, whole.task).resolve(whole.task, whole.mixer).training
@@ -19,23 +18,12 @@ def _cell(row: str, factor: float, scale: Scale) -> Cell:
     return Cell(row, whole.task, whole.mixer, changes, like=whole, column=f"×{factor:g}")
 
 
-def cells(scale: Scale) -> list[Cell]:
-    return [_cell(row, factor, scale) for row in MIXERS for factor in FACTORS[scale]]
-
-
-def claims(scale: Scale) -> list[Claim]:
-    less, more = FACTORS[scale]
-    both = [(_cell("LaS", factor, scale), _cell("Transformer", factor, scale)) for factor in (less, more)]
-    return growing_lead(f"after {more:g}× the recipe's steps", f"after {less:g}×", both[1], both[0])
-
-
 STUDY = Study(
     name="training",
     title="Length of training: accuracy",
     place="Section 5.1 and Table 9, which has one length for each task",
     claim="The lead of LaS over a Transformer grows with training.",
     ours=True,
-    cells=cells,
-    claims=claims,
     axis="steps of the recipe",
+    **growing_lead(_cell, FACTORS.__getitem__, "after {:g}× the recipe's steps", "after {:g}×"),
 )

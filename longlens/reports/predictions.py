@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from longlens.data.codec import Codec
+from longlens.data.store import NpyWriter
 from longlens.errors import BadInput
 from longlens.files import check_out, open_atomic
 from longlens.reports.sheet import Column, Sheet
@@ -110,27 +111,17 @@ def _write_csv(file: BinaryIO, codec: Codec) -> Iterator[Writer]:
 @contextmanager
 def _write_npy(file: BinaryIO, codec: Codec) -> Iterator[Writer]:
     """(N, classes) float32 probabilities, or (N,) or (N, M) float64 numbers."""
-    count, kind, shape = 0, np.dtype(np.float64 if codec.head == "regress" else np.float32), ()
-
-    def write_header() -> int:
-        facts = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (count, *shape)}
-        np.lib.format.write_array_header_1_0(file, facts)  # which has room for any number of rows
-        return file.tell()
-
-    size = 0
+    array: NpyWriter | None = None
 
     def write(prediction: Prediction) -> None:
-        nonlocal count, shape, size
-        if not count:
-            shape = prediction.numbers.shape
-            size = write_header()
-        file.write(prediction.numbers.astype(kind).tobytes())
-        count += 1
+        nonlocal array
+        row = prediction.numbers[None].astype(np.float64 if codec.head == "regress" else np.float32)
+        array = array or NpyWriter(file, row)
+        array.append(row)
 
     yield write
-    file.seek(0)
-    if write_header() != size:
-        raise AssertionError("the header of an .npy file has changed its size")
+    if array is not None:
+        array.finish()
 
 
 class Summary:

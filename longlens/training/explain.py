@@ -6,6 +6,7 @@ mean of all embedded symbols. Occlusion (Zeiler & Fergus 2014) replaces a short 
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -71,11 +72,19 @@ def explain(
     if spec.head == "match" or (spec.head == "regress" and spec.positions is not None):
         raise BadInput("explain is for tasks with one answer for one sequence, and this one has pairs or many numbers")
     encoded = codec.encode(sequence, place)
-    scored, given, baseline = _from_vectors(model, encoded)
+    model, given, baseline = _from_vectors(model, encoded)
     with torch.no_grad():
-        outputs = scored(given)
+        outputs = _score(model, given)
     chosen = None if spec.head == "regress" else _choose(codec, outputs[0], target)
-    answer = _Answer(scored, chosen, codec.label_deviation, codec.label_mean)
+
+    def answer(vectors: Tensor) -> Tensor:
+        """(B,) the log-odds of the chosen class, or the number without scaling."""
+        outputs = _score(model, vectors).float()
+        if chosen is None:
+            return outputs * codec.label_deviation + codec.label_mean
+        others = torch.arange(outputs.shape[1], device=outputs.device) != chosen
+        return outputs[:, chosen] - outputs[:, others].logsumexp(dim=1)
+
     real = codec.inputs == "real"
     attributions = _attribute(answer, given, baseline, method, channels=1 if real else given.shape[2])
     with torch.no_grad():
@@ -102,51 +111,32 @@ def _choose(codec: Codec, scores: Tensor, target: str | None) -> int:
     return names.index(target)
 
 
-class _Scored(nn.Module):
-    """The outputs (B, K) or (B,) of a model for vectors that are embedded already, or for real numbers."""
-
-    def __init__(self, model: Model):
-        super().__init__()
-        self.model = copy.deepcopy(model).eval()
-        if model.spec.inputs == "tokens":
-            setattr(self.model.embedding, "values", nn.Identity())  # noqa: B010 (it is declared as another module)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[vectors.device] if vectors.is_cuda else []):
-            torch.manual_seed(0)  # for layers that draw numbers: the same ones each time
-            outputs = self.model(vectors)
-        return outputs[:, -1] if self.model.spec.head == "language" else outputs
+def _score(model: Model, vectors: Tensor) -> Tensor:
+    """The outputs (B, K) or (B,) of a model that takes vectors."""
+    with torch.random.fork_rng(devices=[vectors.device] if vectors.is_cuda else []):
+        torch.manual_seed(0)  # for layers that draw numbers: the same ones each time
+        outputs = model(vectors)
+    return outputs[:, -1] if model.spec.head == "language" else outputs
 
 
-class _Answer(nn.Module):
-    """(B,) the log-odds of the chosen class, or the number without scaling."""
-
-    def __init__(self, scored: nn.Module, chosen: int | None, deviation: float, mean: float):
-        super().__init__()
-        self.scored, self.chosen, self.deviation, self.mean = scored, chosen, deviation, mean
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        outputs = self.scored(vectors).float()
-        if self.chosen is None:
-            return outputs * self.deviation + self.mean
-        others = torch.arange(outputs.shape[1], device=outputs.device) != self.chosen
-        return outputs[:, self.chosen] - outputs[:, others].logsumexp(dim=1)
-
-
-def _from_vectors(model: Model, encoded: np.ndarray) -> tuple[_Scored, Tensor, Tensor]:
+def _from_vectors(model: Model, encoded: np.ndarray) -> tuple[Model, Tensor, Tensor]:
     """A model that takes vectors, those of the sequence (1, L, D), and those that say nothing."""
     device = next(model.parameters()).device
     inputs = torch.from_numpy(encoded)[None].to(device)
+    model = copy.deepcopy(model).eval()
     if model.spec.inputs == "real":
-        return _Scored(model), inputs, torch.zeros_like(inputs)
+        return model, inputs, torch.zeros_like(inputs)
     values = model.embedding.values
     assert isinstance(values, nn.Embedding)
+    setattr(model.embedding, "values", nn.Identity())  # noqa: B010 (it is declared as another module)
     with torch.no_grad():
         vectors = values(inputs)
-        return _Scored(model), vectors, values.weight.mean(dim=0).expand_as(vectors).clone()
+        return model, vectors, values.weight.mean(dim=0).expand_as(vectors).clone()
 
 
-def _attribute(answer: nn.Module, given: Tensor, baseline: Tensor, method: Method, channels: int) -> Tensor:
+def _attribute(
+    answer: Callable[[Tensor], Tensor], given: Tensor, baseline: Tensor, method: Method, channels: int
+) -> Tensor:
     """(1, L, D) what each number adds; ``channels`` of a position are left out together, for a token all of them."""
     from captum.attr import IntegratedGradients, Occlusion
 
