@@ -114,6 +114,7 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     recipe: str | Path | Recipe = "mini",
     seeds: tuple[Seed, ...] = (),
+    folds: Several | None = None,
     engine: Engine = "local",
     jobs: Size = 1,
     address: str | None = None,
@@ -130,6 +131,7 @@ def sweep(
         recipe: Defaults of all other flags: smoke, mini, paper, published (of the layer's own source), or a TOML
             file of your own.
         seeds: Seeds: one run of each combination for each; by default the one of --seed.
+        folds: Folds of your own sequences (task files): one run of each combination for each fold, as in compare.
         engine: Processes on this machine, or a Ray cluster, whose machines share the folder of runs and LONGLENS_HOME,
             and have longlens installed.
         jobs: Number of runs at a time on this machine; visible GPUs are dealt out in turn.
@@ -157,7 +159,8 @@ def sweep(
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
         chosen = _mixer_name(cell.pop("mixer", mixer))
-        resolved.append(_resolve(sweep, task, [chosen], recipe, seeds, {**changes, **cell}, others=mixers))
+        cell = {**changes, **cell}
+        resolved.append(_resolve(sweep, task, [chosen], recipe, seeds, cell, others=mixers, folds=folds))
     configs = [config for found, _ in resolved for config in found]
     return run_configs(configs, resolved[0][1], engine=engine, jobs=jobs, address=address, choose=True)
 

@@ -56,7 +56,7 @@ def equal_labels(splits: Mapping[str, Records]) -> list[str]:
         labels = splits[split].labels
         if labels.min() == labels.max():
             equal = f"the labels of the {split} set are all {labels[0]:g}, so that its R² is not a number"
-            found.append(f"{equal}; hold out more sequences, or others by another seed")
+            found.append(f"{equal}; hold out more sequences, or others by another task.seed")
     return found
 
 

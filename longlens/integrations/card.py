@@ -15,7 +15,7 @@ def write_card(path: Path, run: Run, result: dict[str, Any], step: int, usage: s
     config, started = run.config, read_environment(run.folder) or [{}]
     rows = {
         "task": f"{config.task.title}: {config.task.summary}",
-        "data": f"{config.task.origin}; fingerprint {read_identity(run.folder)[0][:12]}",
+        "data": f"{config.task.origin}; fingerprint {read_identity(run.folder).fingerprint[:12]}",
         "mixer": config.mixer.name,
         "parameters": f"{result['parameters']:,}",
         "training": f"{result['steps']:,} steps of {config.training.batch_size} samples, seed {config.training.seed}",

@@ -29,9 +29,8 @@ def record_entries(results: Path) -> list[Entry]:
             path, state = record.path, "finished" if record.result else "failed"
             files, made = [(path.name, path.stat().st_size)], [record.environment]
             metrics = [line for line in record.metrics if is_sound(line)]
-            entries.append(
-                Entry(str(path), state, record.config, record.result, metrics, made, files, record.error or "")
-            )
+            note, data = record.error or "", record.data or ""
+            entries.append(Entry(str(path), state, record.config, record.result, metrics, made, files, note, data))
     return entries
 
 

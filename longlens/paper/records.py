@@ -87,7 +87,7 @@ class Records:
         scores = read_scores(outcome.folder)
         values = {
             "config": outcome.config.to_json(),
-            "data": read_identity(outcome.folder)[0] if outcome.result else None,
+            "data": read_identity(outcome.folder).data if outcome.result else None,
             "environment": {key: environment.get(key) for key in KEPT},
             "result": outcome.result,
             "error": outcome.error,

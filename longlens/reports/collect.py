@@ -6,14 +6,14 @@ from typing import Any
 
 from longlens.errors import BadInput, LongLensError
 from longlens.training.many import Outcome
-from longlens.training.run import read_config, read_result
+from longlens.training.run import read_config, read_identity, read_result
 
 DEEPEST = 3  # folders from one with runs to a run: TASK/MIXER/HASH
 
 
 def collect_runs(places: Sequence[Path]) -> tuple[list[Outcome], list[str]]:
-    """The runs in folders, each of which is a run or has runs below it; and sentences about damaged ones, which are
-    left out. A run without a result has stopped, failed or still trains."""
+    """The runs in folders, each of which is a run or has runs below it; and sentences about those that cannot
+    be read. A run without a result has stopped, failed or still trains."""
     folders: dict[Path, Path] = {}
     for place in places:
         found = [
@@ -25,12 +25,18 @@ def collect_runs(places: Sequence[Path]) -> tuple[list[Outcome], list[str]]:
     runs, problems = [], []
     for folder in folders.values():
         try:
-            runs.append(Outcome(read_config(folder), folder, read_result(folder)))
+            runs.append(read_run(folder))
         except LongLensError as error:
             problems.append(f"left out: {error}")
     if not runs:
-        raise BadInput(f"every run is damaged: {problems[0].removeprefix('left out: ')}")
+        raise BadInput(f"none of the runs can be read: {problems[0].removeprefix('left out: ')}")
     return runs, problems
+
+
+def read_run(folder: Path) -> Outcome:
+    """A run as it is in its folder."""
+    config, result, identity = read_config(folder), read_result(folder), read_identity(folder)
+    return Outcome(config, folder, result, data=identity.data, source=identity.layer)
 
 
 def evaluated_metric(metrics: Iterable[Mapping[str, Any]]) -> str | None:

@@ -22,9 +22,11 @@ Fold = tuple[int, ...]  # its number and the seeds of its repetition
 
 
 def fold_count(outcomes: Sequence[Outcome]) -> int | None:
-    """Into how many folds the data of all these runs is cut, if it is."""
-    counts = {getattr(outcome.config.task, "folds", None) for outcome in outcomes}
-    return counts.pop() if len(counts) == 1 else None
+    """Into how many folds the data of all these runs is cut, if it is. Runs of one fold alone have one test set: they
+    are seeds as any others."""
+    tasks = [outcome.config.task for outcome in outcomes]
+    counts = {getattr(task, "folds", None) for task in tasks}
+    return counts.pop() if len(counts) == 1 and len({getattr(task, "fold", None) for task in tasks}) > 1 else None
 
 
 def fold_of(config: Config) -> Fold:

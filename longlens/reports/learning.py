@@ -60,8 +60,8 @@ def draw_learning(
 
 def _name_groups(members: list[Outcome]) -> dict[str, list[Outcome]]:
     """The seeds of each layer or setting, by what tells it from the others."""
-    different = changing([run.config for run in members])
-    return {describe(group[0].config, different): group for group in seed_groups(members)}
+    different = changing(members)
+    return {describe(group[0], different): group for group in seed_groups(members)}
 
 
 def draw_task(

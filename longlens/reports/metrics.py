@@ -15,7 +15,7 @@ from longlens.reports.sheet import Column, Sheet
 from longlens.tasks.base import SplitName, Task
 from longlens.training.evaluate import load_model
 from longlens.training.run import read_config
-from longlens.training.saved import Run
+from longlens.training.saved import Run, load_run
 from longlens.training.step import evaluated_part
 
 OF_CLASSES = ("balanced-accuracy", "macro-f1", "auc")
@@ -35,11 +35,13 @@ def check_metrics(task: Task, names: Sequence[str]) -> None:
 
 def other_metrics(folder: Path, names: Sequence[str]) -> dict[str, float]:
     """The named metrics of a finished run, on the test samples of its result."""
-    outputs, targets = split_answers(folder, "test", "best", read_config(folder).training.test_samples)
-    return {name: _measure(name, outputs, targets) for name in names}
+    run = load_run(folder)
+    outputs, targets = split_answers(folder, "test", "best", run.config.training.test_samples)
+    return {name: _measure(name, outputs, targets, run.codec.label_deviation) for name in names}
 
 
-def _measure(name: str, outputs: np.ndarray, targets: np.ndarray) -> float:
+def _measure(name: str, outputs: np.ndarray, targets: np.ndarray, deviation: float) -> float:
+    """Numbers are in units of their deviation in the training set."""
     from sklearn import metrics
 
     match name:
@@ -51,7 +53,7 @@ def _measure(name: str, outputs: np.ndarray, targets: np.ndarray) -> float:
         case "auc":
             return _auc(outputs, targets)
         case _:  # mae
-            return float(metrics.mean_absolute_error(targets.ravel(), outputs.ravel()))
+            return deviation * float(metrics.mean_absolute_error(targets.ravel(), outputs.ravel()))
 
 
 def _auc(outputs: np.ndarray, targets: np.ndarray) -> float:

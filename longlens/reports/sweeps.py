@@ -76,7 +76,7 @@ def draw_sweep(
     if len(finished) < len(found):
         said.append(f"{len(found) - len(finished)} of {len(found)} runs are not finished: left out")
     fields = choose_fields(finished, by)
-    others = [name for name in changing([run.config for run in finished]) if name not in fields]
+    others = [name for name in changing(finished) if name not in fields]
     metric = str((finished[0].result or {})["metric"])
     points = best_points(finished, fields, score, metric)
     if not points:
@@ -99,7 +99,7 @@ def draw_sweep(
 def choose_fields(runs: Sequence[Outcome], by: Sequence[str]) -> list[str]:
     """The fields of the axes: those that are named, or in which the runs differ; the layer if they differ in nothing
     else."""
-    different = changing([run.config for run in runs])
+    different = changing(runs)
     mixers = {run.config.mixer.name for run in runs}
     if by:
         known = {"mixer": "mixer"} | {_short(name): name for name in reversed(different)} | {n: n for n in different}
@@ -127,7 +127,7 @@ def best_points(runs: Sequence[Outcome], fields: Sequence[str], score: str, metr
     factor = 100 if metric == PERCENT else 1
     found: dict[str, dict[tuple[Any, ...], Point]] = {}
     for group in seed_groups(list(runs)):
-        config = group[0].config.values()
+        config = group[0].values()
         results = [run.result for run in group if run.result is not None and run.result[score] is not None]
         if not results or not all(name in config for name in fields):
             continue  # an option that this layer has not

@@ -10,15 +10,13 @@ from typing import Any
 
 from longlens.errors import BadInput, LongLensError
 from longlens.reports.chance import LEVEL, Finding, Trial, weigh, weigh_samples
+from longlens.reports.collect import read_run
 from longlens.reports.folds import OF_A_FOLD, Fold, compare_trials, fold_count, fold_of, trials
 from longlens.reports.sheet import Column, Sheet
-from longlens.training.config import Config
 from longlens.training.many import Outcome
 from longlens.training.run import (
     higher_is_better,
-    read_config,
     read_environment,
-    read_result,
     read_scores,
     show_metric,
 )
@@ -42,22 +40,22 @@ def _runs_table(title: str, folders: list[Path]) -> Sheet:
     columns = [Column("run"), Column("differs in", wrap=True), Column("recipe", 3), Column("steps", 4, number=True)]
     columns += [Column("valid", 1, number=True), Column("test", number=True), Column("date", 2)]
     sheet = Sheet(title, [*columns, Column("state", wrap=True)])
-    found: dict[Path, tuple[Config, dict[str, Any] | None]] = {}
+    found: dict[Path, Outcome] = {}
     problems: dict[Path, str] = {}
     for folder in folders:
         try:
-            found[folder] = read_config(folder), read_result(folder)
+            found[folder] = read_run(folder)
         except LongLensError as error:  # one damaged run does not hide the others
             problems[folder] = str(error)
-    different = changing([config for config, _ in found.values()], seeds=True)
+    different = changing([*found.values()], seeds=True)
     for folder in folders:
         name = f"{folder.parent.name}/{folder.name}"
         if folder in problems:
-            sheet.rows.append([name, *[""] * 6, "damaged"])
-            sheet.notes.append(f"{name} is damaged: {problems[folder]}")
+            sheet.rows.append([name, *[""] * 6, "cannot be read"])
+            sheet.notes.append(f"{name} cannot be read: {problems[folder]}")
             continue
-        config, result = found[folder]
-        about = [name, describe(config, different, with_mixer=False), config.recipe]
+        run, result = found[folder], found[folder].result
+        about = [name, describe(run, different, with_mixer=False), run.config.recipe]
         date = str(next(iter(read_environment(folder)), {}).get("date", ""))
         if result is None:
             steps = [int(p.name) for p in (folder / "checkpoints").glob("[0-9]*") if p.name.isdecimal()]
@@ -73,7 +71,7 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
     """A line for each run, or for all seeds of one: metrics, parameters, speed, memory; and ``metrics`` beside the
     task's own."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    different = changing([outcome.config for outcome in outcomes])
+    different = changing(outcomes)
     title = outcomes[0].config.task.title
     if results:
         title += f": {results[0]['metric'].replace('_', ' ')}"
@@ -84,7 +82,7 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
     sheet = Sheet(title, columns + [Column(name, rank, number=True) for name, rank in RANKS.items()])
     marks = _other_environments(outcomes)
     for group in seed_groups(outcomes):
-        values = group[0].config.values()
+        values = group[0].values()
         mark = "*" if any(outcome.folder in marks for outcome in group) else ""
         cells = [_with_seeds(group) + mark, *(str(values.get(name, "")) for name in different)]
         done = [outcome.result for outcome in group if outcome.result is not None]
@@ -139,13 +137,13 @@ def verdict(outcomes: list[Outcome]) -> Iterator[str]:
     if len(ranked) < 2:
         return
     best, next_best = ranked[:2]
-    metric, different = _metric(best), changing([outcome.config for outcome in outcomes])
+    metric, different = _metric(best), changing(outcomes)
     first, second = mean(_scores(best, "test")), mean(_scores(next_best, "test"))
     if first == second:
-        equal = [describe(group[0].config, different) for group in ranked if mean(_scores(group, "test")) == first]
+        equal = [describe(group[0], different) for group in ranked if mean(_scores(group, "test")) == first]
         yield f"{', '.join(equal[:-1])} and {equal[-1]} are equal, {show_metric(metric, first)}"
     else:
-        names = [describe(group[0].config, different) for group in (best, next_best)]
+        names = [describe(group[0], different) for group in (best, next_best)]
         line = f"{names[0]} is better than {names[1]}, {show_metric(metric, first)} to {show_metric(metric, second)}"
         folds = fold_count(outcomes)
         if folds is not None:
@@ -171,7 +169,7 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
         return
     best = max(ranked[0], key=lambda outcome: _sign(_metric(ranked[0])) * (outcome.result or {})["valid"])
     metric, test = _metric(ranked[0]), (best.result or {})["test"]
-    name = describe(best.config, changing([outcome.config for outcome in outcomes]))
+    name = describe(best, changing(outcomes))
     (simplest, chance), *others = found.items()
     right = read_scores(best.folder)
     shown = f"{show_metric(metric, test)}, and the {simplest} {show_metric(metric, chance.value)}"
@@ -201,7 +199,7 @@ def _beats_over_folds(outcomes: list[Outcome]) -> Iterator[str]:
     p = compare_trials(best, found[simplest], folds, metric, one_sided=True)
     shown = f"{show_metric(metric, test)}, and the {simplest} {show_metric(metric, means.pop(simplest))}"
     shown += f" over {folds} folds" if p is None else f" over {folds} folds (p = {p:.2g})"
-    name = describe(ranked[0][0].config, changing([outcome.config for outcome in outcomes]))
+    name = describe(ranked[0][0], changing(outcomes))
     yield from _said_of_guessing(name, p is not None and p < LEVEL, shown, metric, test, means)
 
 
@@ -254,7 +252,7 @@ def choice(outcomes: list[Outcome]) -> Iterator[str]:
         return
     best, metric = ranked[0], _metric(ranked[0])
     valid, test = (spread(metric, _scores(best, key)) for key in ("valid", "test"))
-    name = describe(best[0].config, changing([outcome.config for outcome in outcomes]))
+    name = describe(best[0], changing(outcomes))
     yield f"best on validation: {name}, {valid}; on the test set it has {test}"
 
 
@@ -267,8 +265,10 @@ def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
 
 
 def _difference(best: list[Outcome], next_best: list[Outcome], metric: str) -> Finding | None:
-    """Of two layers, over the seeds that both have; of one seed, over the test samples."""
+    """Of two layers, over the seeds that both have; of one seed, over the test samples, if these are the same."""
     first, second = trials(best), trials(next_best)
+    if (best[0].config.task, best[0].data) != (next_best[0].config.task, next_best[0].data):
+        first, second = ({key: Trial(t.value, None) for key, t in found.items()} for found in (first, second))
     pairs = [(first[key], second[key]) for key in first if key in second]
     if not pairs:
         return None
@@ -300,37 +300,38 @@ def _metric(group: list[Outcome]) -> Any:
 def seed_groups(outcomes: list[Outcome]) -> list[list[Outcome]]:
     """Runs that differ in nothing but the seed, or the fold, belong together."""
     groups: dict[str, list[Outcome]] = {}
-    alike = dict.fromkeys(OF_A_FOLD if fold_count(outcomes) is not None else ["training.seed"])
+    alike = dict.fromkeys([*OF_A_FOLD, "data"] if fold_count(outcomes) is not None else ["training.seed"])
     for outcome in outcomes:
-        values = outcome.config.values() | alike
+        values = outcome.values() | alike
         groups.setdefault(json.dumps(values, sort_keys=True), []).append(outcome)
     return list(groups.values())
 
 
-def changing(configs: list[Config], *, seeds: bool = False) -> list[str]:
+def changing(outcomes: Sequence[Outcome], *, seeds: bool = False) -> list[str]:
     """The fields other than the mixer, and the seed and the fold if it is not asked for, in which runs differ. Of the
     options of mixers, those in which runs of one mixer differ: the options of another are its own."""
-    values = [config.values() for config in configs]
+    values = [outcome.values() for outcome in outcomes]
     left_out = {"mixer"} if seeds else {"mixer", "training.seed"}
-    if not seeds and all(entry.get("task.folds") is not None for entry in values):
-        left_out |= set(OF_A_FOLD)
+    if not seeds and fold_count(outcomes) is not None:
+        left_out |= {*OF_A_FOLD, "data"}
     names = dict.fromkeys(name for entry in values for name in entry)
     found = []
     for name in names:
         seen: dict[str, set[str]] = {}
+        of_a_layer = name == "source" or name.startswith("mixer.")
         for entry in values:
             if name in entry:
-                seen.setdefault(entry["mixer"] if name.startswith("mixer.") else "", set()).add(str(entry[name]))
+                seen.setdefault(entry["mixer"] if of_a_layer else "", set()).add(str(entry[name]))
         if name not in left_out and max(map(len, seen.values())) > 1:
             found.append(name)
     return found
 
 
-def describe(config: Config, different: list[str], *, with_mixer: bool = True) -> str:
+def describe(outcome: Outcome, different: Sequence[str], *, with_mixer: bool = True) -> str:
     """What tells a run from others: its mixer, and the fields in which they differ."""
-    values = config.values()
-    parts = [f"{name.rpartition('.')[2]}={values[name]}" for name in different if name in values]
-    return " ".join([config.mixer.name, *parts] if with_mixer else parts)
+    values = outcome.values()
+    parts = [f"{name.rpartition('.')[2]}={values[name]}" for name in different if values.get(name, "") != ""]
+    return " ".join([outcome.config.mixer.name, *parts] if with_mixer else parts)
 
 
 def _with_seeds(group: list[Outcome]) -> str:

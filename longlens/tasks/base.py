@@ -361,8 +361,9 @@ def _check_class(name: str, task: type) -> None:
             raise BadInput(f"task {name!r} must say its {attribute}: set {attribute} = {wanted} in {task.__name__}")
     if missing := ", ".join(sorted(getattr(task, "__abstractmethods__", ()))):
         raise BadInput(f"task {name!r} must define {missing} in {task.__name__}")
+    known_fields = task.__dataclass_fields__
     for field, hint in inspect.get_annotations(task).items():
-        if "ClassVar" not in str(hint) and field not in task.__dataclass_fields__:
+        if "ClassVar" not in str(hint) and not (field in known_fields and known_fields[field].kw_only):
             line = "@dataclass(frozen=True, kw_only=True)"
             raise BadInput(f"task {name!r} has an option {field!r} only with {line} above {task.__name__}")
 

@@ -197,7 +197,7 @@ class Files(StoredTask):
         prepared = self.prepared
         names = ("mean", "deviation", "classes", "label_mean", "label_deviation", "symbols", "layout")
         known = {name: prepared.details[name] for name in names if name in prepared.details}
-        known["cut"] = self.max_length is not None
+        known["cut"] = self.max_length is not None and self.max_length <= prepared.detail("max_length", Size)
         if self.vocabulary() is None:
             return {"form": "real", **known}
         form = "characters" if prepared.detail("text", bool) else "values"

@@ -30,8 +30,9 @@ from longlens.options import (
     check_options,
     nearest,
     options_of,
+    shorten,
 )
-from longlens.tasks.base import Task, create_task, find_task
+from longlens.tasks.base import Task, create_task, find_task, list_tasks
 from longlens.training.options import BUDGETS, Groups
 from longlens.training.options import TrainingConfig as TrainingConfig
 
@@ -78,13 +79,17 @@ class Config:
             hints = dict.fromkeys(("recipe", "task", "mixer"), str) | dict.fromkeys(PARTS, dict[str, Any])
             known = {name: Option(name, hint) for name, hint in hints.items()}
             given = check_options(known, Option("config", dict[str, Any]).check(values), "a config")
+            for kind, names in (("task", list_tasks()), ("mixer", list_mixers())):
+                if given[kind] not in names:
+                    own = "if it is your own, name its module in LONGLENS_IMPORT"
+                    raise BadInput(f"the {kind} {shorten(given[kind])!r} is not known here; {own}")
             for name in PARTS:
                 options = section_options(name.removesuffix("_options"), given["task"], [given["mixer"]])
                 if missing := options.keys() - given[name].keys():
                     raise BadInput(f"{name} lacks {', '.join(sorted(missing))}")
             return _make_config(given["recipe"], given["task"], given["mixer"], (given[name] for name in PARTS))
         except BadInput as error:
-            raise BadInput(f"{where} is not the config of a run: {error}") from None
+            raise BadInput(f"{where} is no config of a run that can be used: {error}") from None
 
     def values(self) -> dict[str, Any]:
         """All that decides the result, by dotted names: ``training.lr``."""

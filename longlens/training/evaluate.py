@@ -13,6 +13,7 @@ from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task
 from longlens.training import checkpoint as checkpoints
 from longlens.training.config import Config, Runtime
+from longlens.training.logs import notify
 from longlens.training.machine import choose_device, choose_threads, join_processes, keep_random, use_threads
 from longlens.training.open_run import TrainState
 from longlens.training.run import (
@@ -20,7 +21,9 @@ from longlens.training.run import (
     check_fingerprint,
     fingerprint,
     last_threads,
+    layer_digest,
     read_config,
+    read_identity,
     read_result,
     read_task,
 )
@@ -82,6 +85,9 @@ def load_model(folder: Path, checkpoint: str | int = "best", device: str = "cpu"
     """The trained model of a checkpoint, ready to use."""
     config = read_config(folder)
     path = find_checkpoint(folder, checkpoint)
+    if read_identity(folder).layer not in ("", layer_digest(config)):
+        changed = f"the source of the layer {config.mixer.name!r} has changed since {folder} was trained"
+        notify(f"{changed}: if that changes what it computes, undo it")
     return load_checkpoint(config, read_task(folder, config.task)[0], path, choose_device(device))
 
 

@@ -93,7 +93,7 @@ def open_logs(folder: Path | None, config: Config, runtime: Runtime, start: int,
 
             from longlens.training.run import read_identity
 
-            values, (_, digest) = config.values(), read_identity(folder)
+            values, digest = config.values(), read_identity(folder).digest
             run: Any = wandb.init(project=runtime.wandb, dir=folder, id=digest, resume="allow", config=values)
             stack.callback(run.finish)
             logs.writers.append(lambda values, step: run.log(values, step=step))

@@ -43,6 +43,12 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str | None = None
     was_there: bool = False  # finished before
+    data: str = ""  # fingerprints of the data and of the source of a user's own layer,
+    source: str = ""  # where runs of others may be beside it
+
+    def values(self) -> dict[str, Any]:
+        """All in which runs can differ, by dotted names."""
+        return self.config.values() | {"data": self.data[:8], "source": self.source[:8]}
 
 
 @dataclass(frozen=True)

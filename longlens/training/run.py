@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NamedTuple, NotRequired
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -60,13 +60,31 @@ class _Result(TypedDict):
     peak_memory_bytes: int
 
 
-def fingerprint(config: Config, data: str | None = None) -> str:
+class Identity(NamedTuple):
+    """What a run belongs to."""
+
+    fingerprint: str  # of all: the data, and the sources of a user's own task and layer
+    digest: str  # of the config with the fingerprint
+    data: str  # the fingerprint without that of the layer: the same for all layers
+    layer: str  # digest of the source of a user's own layer; nothing for one of the package
+
+
+def fingerprint(config: Config, data: str | None = None, *, with_layer: bool = True) -> str:
     """Of the data, and of the source of a user's own task or layer: a result belongs to them. Prepares the data, unless
     ``data``, the fingerprint of the task, is known already."""
-    preset = config.mixer.preset
-    of_layer = "" if preset.module.startswith("longlens.") else foreign_source(preset.layer)  # no import of torch
-    sources = foreign_source(type(config.task)), of_layer
+    sources = foreign_source(type(config.task)), _layer_source(config) if with_layer else ""
     return hashlib.sha256("\n".join([data or config.task.fingerprint(), *sources]).encode()).hexdigest()
+
+
+def layer_digest(config: Config) -> str:
+    """Of the source of a user's own layer; nothing for one of the package."""
+    source = _layer_source(config)
+    return hashlib.sha256(source.encode()).hexdigest() if source else ""
+
+
+def _layer_source(config: Config) -> str:
+    preset = config.mixer.preset
+    return "" if preset.module.startswith("longlens.") else foreign_source(preset.layer)  # no import of torch
 
 
 def run_folder(config: Config, runtime: Runtime, fingerprint: str) -> Path:
@@ -94,8 +112,8 @@ def read_config(folder: Path) -> Config:
     config = Config.from_json(whole, str(path))
     parts = {part.removesuffix("_options"): values[part] for part in PARTS}
     new = {name for name in config.values() if "." in name and name.split(".")[1] not in parts[name.split(".")[0]]}
-    fingerprint, digest = read_identity(folder)
-    if config.digest(fingerprint, without=new) != digest:
+    identity = read_identity(folder)
+    if config.digest(identity.fingerprint, without=new) != identity.digest:
         raise BadInput(f"{path} is not the config that this run was started with: undo the change, or delete the run")
     return config
 
@@ -110,16 +128,25 @@ def completed(values: Any) -> Any:
     return values
 
 
-def read_identity(folder: Path) -> tuple[str, str]:
-    """The fingerprint and the digest."""
+def read_identity(folder: Path) -> Identity:
+    """What the folder of a run says that it belongs to; of a layer of the package, the data is all."""
     problem = "is not as it was written"
     try:
-        match read_json(folder / "identity.json"):
+        values = read_json(folder / "identity.json")
+        match values:
             case {"fingerprint": str(fingerprint), "digest": str(digest), **others} if not others:
-                return fingerprint, digest
+                return Identity(fingerprint, digest, data=fingerprint, layer="")
+            case {"fingerprint": str(), "digest": str(), "data": str(), "layer": str(), **others} if not others:
+                return Identity(**values)
     except FileNotFoundError:
         problem = "is missing"
     raise BadInput(f"{folder / 'identity.json'} {problem}: restore it, or delete the folder and run it again")
+
+
+def _identity(config: Config, found: str) -> dict[str, str]:
+    """What ``read_identity`` reads."""
+    values, layer = {"fingerprint": found, "digest": config.digest(found)}, layer_digest(config)
+    return values | ({"data": fingerprint(config, with_layer=False), "layer": layer} if layer else {})
 
 
 def write_task(folder: Path, task: Task) -> None:
@@ -144,7 +171,7 @@ def read_task(folder: Path, task: Task) -> tuple[Spec, dict[str, Any]]:
 
 def check_fingerprint(folder: Path, fingerprint: str, advice: str = "choose another folder, or delete it") -> None:
     """Refuse a run whose data, or whose layer of the user's own, is no longer what it was."""
-    if read_identity(folder)[0] != fingerprint:
+    if read_identity(folder).fingerprint != fingerprint:
         source = "another source of a layer or task of your own"
         raise BadInput(f"{folder} belongs to other data, or to {source}: {advice}")
 
@@ -272,8 +299,7 @@ class RunFolder:
             if others:
                 other = f"is no run and has other files, such as {others[0]}"
                 raise BadInput(f"{self.folder} {other}: choose another folder")
-            identity = {"fingerprint": fingerprint, "digest": config.digest(fingerprint)}
-            write_json(self.folder / "identity.json", identity)
+            write_json(self.folder / "identity.json", _identity(config, fingerprint))
             write_task(self.folder, config.task)
             write_json(self.folder / "config.json", config.to_json())
         return None

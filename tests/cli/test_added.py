@@ -1,5 +1,7 @@
 """Layers and tasks of a user, by LONGLENS_IMPORT: a bug of theirs keeps its traceback, bad input never has one."""
 
+import re
+
 import pytest
 
 LAYER = """
@@ -165,6 +167,22 @@ def test_a_layer_of_your_own_is_listed_described_and_trained(added, here, tiny):
     said = added(source, "train", "atomic-cumsum", "--mixer", "mine", "--mixer.scale", "2", *tiny)
     assert said.code == 0, said.err
     assert list(here.glob("runs/atomic-cumsum/mine/*/result.json"))
+
+
+@pytest.mark.slow
+def test_a_layer_whose_source_changes_is_another_one(added, shell, here, tiny):
+    source, train = LAYER.format(body="return self.linear(x)"), ("train", "atomic-cumsum", "--mixer", "mine", *tiny)
+    assert added(source, *train, "--folder", "runs/a/mine/one").code == 0
+    assert "has changed" not in added(source, "export", "runs/a/mine/one", "new", "--to", "torch-export").err
+    changed = source.replace("self.linear(x)", "-self.linear(x)")
+    said = added(changed, "export", "runs/a/mine/one", "other", "--to", "torch-export")
+    assert "the source of the layer 'mine' has changed since runs/a/mine/one was trained: " in said.err
+    assert added(changed, *train, "--folder", "runs/a/mine/two").code == 0
+    assert len(re.findall(r"source=\w{8}", added(changed, "list", "runs").words)) == 2
+    assert "2 runs on one page" in added(changed, "report", "runs").words
+    listed = shell("list", "runs")
+    assert "cannot be read" in listed.words
+    assert "the mixer 'mine' is not known here; if it is your own, name its module in LONGLENS_IMPORT" in listed.words
 
 
 def test_a_flag_that_a_command_and_a_task_have_is_the_commands(added):

@@ -202,8 +202,8 @@ def test_a_damaged_run_is_a_line_and_hides_no_other(show, runs, columns):
     found = rows(said)
     assert len(found) == 5
     for folder in (config, result):
-        assert found[str(folder.relative_to(runs))] == "damaged"
-        assert f"{folder.parent.name}/{folder.name} is damaged: " in said.words
+        assert found[str(folder.relative_to(runs))] == "cannot be read"
+        assert f"{folder.parent.name}/{folder.name} cannot be read: " in said.words
     assert sum("finished" in text for text in found.values()) >= 2
 
 

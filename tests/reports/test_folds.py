@@ -1,6 +1,7 @@
 """Folds in tables: the test's formula, its error, and what is said."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +148,13 @@ def test_the_table_has_a_line_for_each_layer_and_baseline_with_the_spread_over_f
     assert sheet.columns[1].name == "test", "neither the fold nor the seed is a column"
     names = [row[0] for row in tables.results_table(study([0.9], seeds=(0, 1), failed=3)).rows]
     assert names[0] == "las (7 of 5 × 2 folds)"
+
+
+def test_runs_of_one_fold_are_seeds(study):
+    outcomes = [outcome for outcome in study([0.95, 0.5], seeds=(0, 1)) if outcome.config.task.fold == 0]
+    outcomes = [replace(o, config=replace(o.config, task=replace(o.config.task, seed=0))) for o in outcomes]
+    assert [row[0] for row in tables.results_table(outcomes).rows[:2]] == ["las (2 seeds)", "transformer (2 seeds)"]
+    assert all("fold" not in line for line in (*tables.verdict(outcomes), *tables.beats_guessing(outcomes)))
 
 
 def test_what_is_said_of_folds(study):

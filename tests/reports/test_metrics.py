@@ -1,6 +1,8 @@
 """Other metrics than the task's own: by hand, from runs, and in tables."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +19,11 @@ SMALL = {"recipe": "smoke", "steps": 6, "evaluate_every": 3, "depth": 1, "width"
 def answered(monkeypatch):
     """What a run would say, and what is so."""
 
-    def given(outputs, targets):
+    def given(outputs, targets, deviation=1.0):
         found = np.asarray(outputs, dtype=float), np.asarray(targets)
+        run = SimpleNamespace(config=create_config(), codec=SimpleNamespace(label_deviation=deviation))
         monkeypatch.setattr(metrics, "split_answers", lambda *_: found)
-        monkeypatch.setattr(metrics, "read_config", lambda folder: create_config())
+        monkeypatch.setattr(metrics, "load_run", lambda folder: run)
         return lambda *names: other_metrics("anywhere", names)
 
     return given
@@ -49,6 +52,20 @@ def test_a_class_that_is_not_there_does_not_count(answered):
 
 def test_numbers(answered):
     assert answered([1.0, 2.0, 4.0], [1.5, 2.0, 3.0])("mae")["mae"] == pytest.approx(0.5)
+
+
+def test_errors_are_in_the_units_of_the_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    rows = [{"input": random.normal(size=4).tolist(), "label": 1e5 + 2e4 * random.normal()} for _ in range(40)]
+    Path("prices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (outcome,) = compare("files", ["las"], **SMALL, **{"task.path": "prices.jsonl"}).outcomes
+    run, test = load_run(outcome.folder), outcome.config.task.split("test")
+    samples = test.take(np.arange(len(test)))
+    labels = samples.targets * run.codec.label_deviation + run.codec.label_mean
+    wanted = np.abs(run.predict(list(samples.inputs), encoded=True) - labels).mean()
+    assert other_metrics(outcome.folder, ["mae"])["mae"] == pytest.approx(wanted, rel=1e-4)
+    assert wanted > 1000
 
 
 def test_what_a_task_has():

@@ -253,6 +253,28 @@ def test_of_one_config_there_is_one(tmp_path):
     assert [entry.state for entry in without_repeats(entries)] == ["training"]
 
 
+def test_other_data_of_one_name_is_another_board(tmp_path, monkeypatch):
+    """A table in two folders, of which one column is predicted, or another."""
+    rows = ["easy,coin,t0,t1", *(f"{'ab'[n % 2]},{'ab'[n // 2 % 2]},{n % 2},{n % 7}" for n in range(40))]
+    for folder, text in (("one", rows), ("two", [*rows, "a,a,1,1"])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "data.csv").write_text("\n".join(text))
+        monkeypatch.chdir(tmp_path / folder)
+        path = {"task.path": "data.csv"}
+        make_run(tmp_path / "same", "files", **path, **{"task.label_column": "easy", "task.ignore": ["coin"]})
+    make_run(tmp_path / "columns", "files", **path, **{"task.label_column": "easy", "task.ignore": ["coin"]})
+    make_run(tmp_path / "columns", "files", **path, **{"task.label_column": "coin", "task.ignore": ["easy"]})
+    found = {place: make_boards(without_repeats(Watch([tmp_path / place]).look())) for place in ("same", "columns")}
+    assert all(re.fullmatch(r"files \(data.csv, data=\w{8}\)", board.title) for board in found["same"])
+    assert {board.title for board in found["columns"]} == {
+        "files (data.csv, label_column=easy ignore=['coin'])",
+        "files (data.csv, label_column=coin ignore=['easy'])",
+    }
+    boards = found["same"] + found["columns"]
+    assert len({board.key for board in boards}) == 4
+    assert not any(board.verdict for board in boards), "there is one run in each"
+
+
 def test_hostile_names_are_text(tmp_path):
     text = hostile_page(tmp_path).read_text()
     assert "<script>document" not in text

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,17 @@ def runs(folder, mixer, rights):
         np.save(place / "scores.npy", np.asarray(right, dtype=np.float32))
         found.append(outcome(mixer, seed=seed, test=float(np.mean(right)), samples=len(right), folder=place))
     return found
+
+
+def test_test_samples_are_paired_only_if_they_are_the_same(tmp_path):
+    random = np.random.default_rng(0)
+    first, second = (
+        runs(tmp_path, mixer, [random.random(200) < share]) for mixer, share in (("las", 0.9), ("lstm", 0.5))
+    )
+    assert "over 200 test samples" in next(verdict([*first, *second]))
+    others = [replace(second[0], data="another")], [replace(second[0], config=outcome(**{"task.seed": 5}).config)]
+    for other in others:
+        assert "p = " not in next(verdict([*first, *other]))
 
 
 def flips(count, share):
@@ -168,7 +180,7 @@ def test_what_matters_fits_the_terminal(outcomes, width):
     runs = outcomes()
     text = shown(runs, width)
     header = next(line for line in text.splitlines() if line.startswith("┃"))
-    for name in ("mixer", "test", *(field.split(".")[-1] for field in changing([run.config for run in runs]))):
+    for name in ("mixer", "test", *(field.split(".")[-1] for field in changing(runs))):
         assert f" {name} " in header
     for run in runs:
         assert f"│ {run.config.mixer.name} " in text

@@ -44,6 +44,8 @@ def test_a_class_that_is_no_task_or_no_dataclass_is_refused(monkeypatch):
         BadInput, match=r"an option 'width' only with @dataclass\(frozen=True, kw_only=True\) above Parity"
     ):
         register("parity")(Parity)
+    with pytest.raises(BadInput, match=r"an option 'width' only with @dataclass\(frozen=True, kw_only=True\)"):
+        register("parity")(dataclass(frozen=True)(type("Parity", (Complete,), dict(vars(Parity)))))
     monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
     monkeypatch.setattr(REGISTRY, "homes", dict(REGISTRY.homes))
     register("parity")(dataclass(frozen=True, kw_only=True)(Parity))

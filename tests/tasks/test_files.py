@@ -247,6 +247,8 @@ def test_longer_sequences_are_cut(make):
     assert task.spec.max_length == 3
     assert decoded(task) == [["a", "b", "c"], ["a", "b"]]
     assert make(files, max_length=9).spec.max_length == 5
+    assert task.codec()["cut"]
+    assert not make(files, max_length=9).codec()["cut"], "a model of 5 refuses what is longer, as without the option"
     assert make(files).folder() == task.folder()  # sequences are stored whole
 
 

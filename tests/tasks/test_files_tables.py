@@ -450,7 +450,7 @@ def test_classes_with_few_samples_are_worth_a_warning(make):
 
 def test_equal_numbers_to_be_predicted_are_worth_a_warning(make):
     found = warnings(make(curves() | {"label": [0.0] * 59 + [0.5]}))
-    equal = "set are all 0, so that its R² is not a number; hold out more sequences, or others by another seed"
+    equal = "set are all 0, so that its R² is not a number; hold out more sequences, or others by another task.seed"
     assert found == [f"the labels of the valid {equal}", f"the labels of the test {equal}"]
 
 

@@ -184,7 +184,7 @@ def test_an_option_that_is_new_has_its_default(tiny):
     path.write_text(json.dumps(values))
     with pytest.raises(BadInput, match="is not the config that this run was started with"):
         read_config(folder)  # as the digest says that it had the option
-    fingerprint, _ = read_identity(folder)
+    fingerprint = read_identity(folder).fingerprint
     digest = config.digest(fingerprint, without=["training.train_on_valid"])
     (folder / "identity.json").write_text(json.dumps({"fingerprint": fingerprint, "digest": digest}))
     assert read_config(folder) == config

@@ -1,12 +1,13 @@
 """Runs of one task and recipe beside each other: seeds folded into mean and deviation, ranked, with curves to draw."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from longlens.reports.folds import OF_A_FOLD
 from longlens.reports.page.entries import Entry
 from longlens.reports.tables import changing, describe, seed_groups, spread, verdict
 from longlens.training.run import higher_is_better
@@ -106,39 +107,59 @@ class Board:
 
 
 def make_boards(entries: Iterable[Entry]) -> list[Board]:
-    """A board for each task and recipe."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    """A board for each task and recipe, and for other data of the same title."""
+    groups: dict[tuple[str, str], dict[str, list[Entry]]] = {}
     for entry in entries:
         if entry.config is not None:
-            groups.setdefault((entry.config.task.title, entry.config.recipe), []).append(entry)
-    boards = [_make_board(groups[key]) for key in sorted(groups)]
+            same = groups.setdefault((entry.config.task.title, entry.config.recipe), {})
+            same.setdefault(_data(entry), []).append(entry)
+    boards = [_make_board(title, entries) for key in sorted(groups) for title, entries in _titled(groups[key])]
     return sorted(boards, key=lambda board: -len({row.layer for row in board.rows}))  # most to compare comes first
 
 
-def _make_board(entries: list[Entry]) -> Board:
+def _data(entry: Entry) -> str:
+    """What results must share to be compared: the data, or of folds, which have data of their own, all but the fold."""
+    values = entry.outcome.values()
+    if values.get("task.folds") is None:
+        return entry.data
+    return str([value for name, value in values.items() if name.startswith("task.") and name not in OF_A_FOLD])
+
+
+def _titled(groups: Mapping[str, list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+    """The runs of each board, and its title: that of the task, and what tells it from others of that title."""
+    firsts = [entries[0].outcome for entries in groups.values()]
+    different = [name for name in changing(firsts) if name.startswith("task.")] or ["data"]
+    for first, entries in zip(firsts, groups.values(), strict=True):
+        title = first.config.task.title
+        if len(groups) > 1:
+            begin = f"{title[:-1]}, " if title.endswith(")") else f"{title} ("
+            title = f"{begin}{describe(first, different, with_mixer=False)})"
+        yield title, entries
+
+
+def _make_board(title: str, entries: list[Entry]) -> Board:
     config = entries[0].config
     assert config is not None
     task = config.task
     metric = next((entry.metric for entry in entries if entry.metric), task.metric)
     by_place = {entry.place: entry for entry in entries}
     outcomes = [entry.outcome for entry in entries]
-    different = changing([outcome.config for outcome in outcomes])
+    different = changing(outcomes)
     folded = [[by_place[str(outcome.folder)] for outcome in group] for group in seed_groups(outcomes)]
     better = higher_is_better(metric)
     rows = _ranked([_make_row(group, metric, different) for group in folded], better)
     said = list(verdict([outcome for outcome in outcomes if outcome.result]))
-    return Board(task.title, task.slug, config.recipe, metric, better, rows, said, _made(entries))
+    return Board(title, task.slug, config.recipe, metric, better, rows, said, _made(entries))
 
 
 def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
-    config = group[0].config
-    assert config is not None
+    first = group[0].outcome
     done = [entry.result for entry in group if entry.result]
     tests = _known(group, "test")
     memory = max((result["peak_memory_bytes"] / 2**20 for result in done), default=0.0)
     return Row(
-        layer=config.mixer.name,
-        differs=describe(config, different, with_mixer=False),
+        layer=first.config.mixer.name,
+        differs=describe(first, different, with_mixer=False),
         seeds=str(len(group)) if len(done) == len(group) else f"{len(done)} of {len(group)}",
         test=_number(group, "test", lambda _: spread(metric, tests)),
         deviation=stdev(tests) if len(tests) > 1 else 0.0,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longlens.errors import BadInput, LongLensError
-from longlens.reports.collect import evaluated_metric
+from longlens.reports.collect import evaluated_metric, read_run
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import read_config, read_environment, read_metrics, read_result
+from longlens.training.run import read_environment, read_metrics
 
 State = Literal["finished", "training", "stopped", "failed", "damaged"]
 
@@ -38,6 +38,8 @@ class Entry:
     environment: list[dict[str, Any]] = field(default_factory=list)  # one for each start
     files: list[tuple[str, int]] = field(default_factory=list)  # names and bytes
     note: str = ""  # what is wrong
+    data: str = ""  # fingerprints of the data, and of the source of a user's own layer
+    source: str = ""
     started: float = 0.0  # when it was started the last time, and when it last wrote, in seconds
     written: float = 0.0
 
@@ -48,7 +50,8 @@ class Entry:
     @property
     def outcome(self) -> Outcome:
         assert self.config is not None
-        return Outcome(self.config, Path(self.place), self.result, self.note or None)
+        note = self.note or None
+        return Outcome(self.config, Path(self.place), self.result, note, data=self.data, source=self.source)
 
     @property
     def metric(self) -> str | None:
@@ -87,8 +90,7 @@ def read_entry(folder: Path) -> Entry | None:
     """The run in a folder; None if it is gone."""
     try:
         files = _files(folder)
-        config = read_config(folder)
-        result, metrics = read_result(folder), [line for line in read_metrics(folder) if is_sound(line)]
+        run, metrics = read_run(folder), [line for line in read_metrics(folder) if is_sound(line)]
     except LongLensError as error:  # one damaged run does not hide the others
         return Entry(str(folder), "damaged", note=str(error)) if folder.is_dir() else None
     except OSError:
@@ -98,9 +100,10 @@ def read_entry(folder: Path) -> Entry | None:
     written = max(started, last_line, _time(folder / "checkpoints"), _time(folder / "log.txt"))
     gap = (last_line - started) / max(1, len(metrics))
     waits = max(PATIENCE, GAPS * gap)
-    state: State = "finished" if result else "training" if time.time() - written < waits else "stopped"
-    environment = read_environment(folder)
-    return Entry(str(folder), state, config, result, metrics, environment, files, "", started, written)
+    state: State = "finished" if run.result else "training" if time.time() - written < waits else "stopped"
+    made, note = read_environment(folder), ""
+    about = state, run.config, run.result, metrics, made, files, note, run.data, run.source
+    return Entry(str(folder), *about, started, written)
 
 
 def _time(path: Path) -> float:
@@ -157,10 +160,10 @@ def _stamp(folder: Path) -> Any:
 
 
 def without_repeats(entries: Iterable[Entry]) -> list[Entry]:
-    """Of one config, one: the first that is finished or at work, or else the first."""
+    """Of one config on the same data, one: the first that is finished or at work, or else the first."""
     chosen: dict[str, Entry] = {}
     for entry in entries:
-        key = entry.place if entry.config is None else json.dumps(entry.config.values(), sort_keys=True)
+        key = entry.place if entry.config is None else json.dumps(entry.outcome.values(), sort_keys=True)
         before = chosen.get(key)
         if before is None or (before.state not in ("finished", "training") and entry.state == "finished"):
             chosen[key] = entry
