@@ -1,11 +1,16 @@
 """LaS in modules that call ``scaled_dot_product_attention`` themselves, as those of nanoGPT and of timm do.
 
-Within the forward pass of such a module, each call of that function is answered by LaS. The module stays itself, with
-its weights; what it hands to the function says what is seen.
+Each call of that function by a method of such a module is answered by LaS. What other modules call within it, and what
+``las_attention`` calls, is not its own. The module stays itself, with its weights, though of a class derived from its
+own; what it hands to the function says what is seen.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, partial, update_wrapper, wraps
+from types import CodeType, FunctionType, new_class
 from typing import Any
 
 import torch
@@ -18,47 +23,136 @@ from longlens.integrations.masked import Seen, attend, read_mask, split_mask
 from longlens.integrations.settings import Settings
 
 NAME = "scaled_dot_product_attention"
+_RUNNING: ContextVar[frozenset[nn.Module]] = ContextVar("running", default=frozenset())  # the modules, in this thread
 
 
 def calls_attention(module: nn.Module) -> bool:
-    """Whether a method of its class, unless it is one of torch, names the function."""
-    classes = [base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    methods = [inspect.unwrap(value) for base in classes for value in vars(base).values() if callable(value)]
-    return any(NAME in method.__code__.co_names for method in methods if inspect.isfunction(method))
+    """Whether a method of its class, unless it is one of torch, or a forward of this one module names the function."""
+    methods = [method for _, method in _methods(type(module))]
+    return any(NAME in code.co_names for code in _code_in(*methods, vars(module).get("forward")))
 
 
-class LaSForward:
-    """The forward pass of a module in which attention is LaS; it takes the place of ``module.forward``."""
+def answer_calls(module: nn.Module, settings: Settings) -> None:
+    """Let the attention of the module be LaS, with these settings, from now on."""
+    if not isinstance(module, LaSCalls):
+        forward = vars(module).get("forward")  # of this one module, as accelerate sets it
+        if forward is not None:
+            vars(module)["forward"] = update_wrapper(partial(_run, module, "forward", forward), forward)
+        module.__class__ = _with_las(type(module))
+    vars(module)["las_settings"] = settings
 
-    def __init__(self, module: nn.Module, settings: Settings):
-        before: Callable[..., Any] | None = vars(module).get("forward")
-        self.module, self.settings = module, settings
-        self.inner = before.inner if isinstance(before, LaSForward) else before  # a forward of this one module
 
-    @torch.compiler.disable  # which would trace what is called, not what answers
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        calls = _Calls(self.settings)
+def _methods(kind: type) -> list[tuple[str, FunctionType]]:
+    """The methods of a class, below their decorators, and those they override; without those of torch."""
+    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    found = [(name, inspect.unwrap(value)) for base in classes for name, value in vars(base).items()]
+    return [(name, value) for name, value in found if inspect.isfunction(value)]
+
+
+def _code_in(*functions: Any) -> frozenset[CodeType]:
+    """The code of functions, and of the functions in them."""
+    code = [each.__code__ for each in map(inspect.unwrap, functions) if hasattr(each, "__code__")]
+    for each in code:  # which grows
+        code += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+    return frozenset(code)
+
+
+class LaSCalls:
+    """The base of a module whose calls are answered, beside its own class, ``las_plain``."""
+
+    las_plain: type[nn.Module]
+    las_code: frozenset[CodeType]
+    las_settings: Settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As that of its own class, since pickles know a class by its name."""
+        return _restore, (self.las_plain,), self.__getstate__()
+
+
+def _restore(plain: type[nn.Module]) -> nn.Module:
+    las = _with_las(plain)
+    return las.__new__(las)
+
+
+@cache
+def _with_las(plain: type[nn.Module]) -> type[nn.Module]:
+    """The class with its name, all of whose methods are run so that their calls are answered."""
+    methods = _methods(plain)
+    own = {"las_plain": plain, "las_code": _code_in(*[method for _, method in methods])}
+    own |= {key: getattr(plain, key) for key in ("__module__", "__qualname__", "__doc__")}
+    las = new_class(plain.__name__, (LaSCalls, plain), exec_body=lambda body: body.update(own))
+    for name in {name for name, _ in methods if not name.startswith("__")}:
+        method = inspect.getattr_static(plain, name)
+        if isinstance(method, staticmethod | classmethod):
+            setattr(las, name, _OfModules(name, method))
+        elif inspect.isfunction(inspect.unwrap(method)):
+            setattr(las, name, _answered(las, name, method))
+    return las
+
+
+def _answered(las: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(super(las, module), name)
+        return _run(module, name, method, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    return run
+
+
+class _OfModules:
+    """A static method, or one of the class: called on a module it is answered, on the class it is what it was."""
+
+    def __init__(self, name: str, method: Any):
+        self.name, self.method = name, method
+
+    def __get__(self, module: nn.Module | None, kind: type) -> Callable[..., Any]:
+        plain = self.method.__get__(None, kind)
+        return plain if module is None else partial(_run, module, self.name, plain)
+
+
+@torch.compiler.disable  # which would trace what is called, not what answers
+def _run(module: nn.Module, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What the method of this name returns if its calls, and those of the methods that it runs, are answered."""
+    running = _RUNNING.get()
+    if module in running and name != "forward":
+        return method(*args, **kwargs)
+    calls, token = _Calls(module, method), _RUNNING.set(running | {module})
+    try:
         with calls:
-            inner = self.inner or type(self.module).forward.__get__(self.module)
-            output = inner(*args, **kwargs)
-        if not calls.answered:
-            raise BadInput(
-                f"{type(self.module).__name__} has computed its attention without {NAME}, which LaS would have "
-                "answered: choose its fused attention (in timm, fused_attn = True), or name it in skip"
-            )
-        return output
+            output = method(*args, **kwargs)
+    finally:
+        _RUNNING.reset(token)
+    if name == "forward" and not calls.answered:
+        raise BadInput(
+            f"{type(module).__name__} has computed its attention without {NAME}, which LaS would have "
+            "answered: choose its fused attention (in timm, fused_attn = True), or name it in skip"
+        )
+    return output
 
 
 class _Calls(TorchFunctionMode):
-    def __init__(self, settings: Settings):
+    def __init__(self, module: Any, method: Callable[..., Any]):
         super().__init__()
-        self.settings, self.answered = settings, False
+        self.settings, self.own, self.answered = module.las_settings, module.las_code | _code_in(method), False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
+        if func is not F.scaled_dot_product_attention or _calling_code() not in self.own:
             return func(*args, **(kwargs or {}))
         self.answered = True
         return _answer(self.settings, *args, **(kwargs or {}))
+
+
+def _calling_code() -> CodeType:
+    """The code that calls a function of torch, seen from where it is answered."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:  # other answers lie between
+        frame = frame.f_back
+    return frame.f_code
+
+
+def check_not_nested(query: Tensor) -> None:
+    if query.is_nested:
+        raise BadInput("query must be an ordinary tensor, got a nested one: LaS attention takes padding as a mask")
 
 
 def _answer(
@@ -73,6 +167,7 @@ def _answer(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As ``F.scaled_dot_product_attention``, of queries (B, H, L, d) and keys of the same sequence."""
+    check_not_nested(query)
     if query.ndim != 4:
         raise BadInput(f"queries must be (batch, heads, length, width) for LaS, got the shape {tuple(query.shape)}")
     if query.shape[-2] != key.shape[-2]:

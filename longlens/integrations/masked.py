@@ -83,13 +83,27 @@ def read_mask(mask: Tensor, queries: int, *, causal: bool) -> Seen:
 
 
 def _documents(mask: Tensor) -> Tensor | None:
-    """Where the document of each key begins, (B or 1, H or 1, L), if the mask (…, L, L) parts the sequence into
-    documents that do not see each other: one begins at each token that does not see the token before it."""
-    places = torch.arange(mask.shape[-1], device=mask.device)
-    begins = F.pad(~mask.diagonal(-1, dim1=-2, dim2=-1), (1, 0), value=True)
-    starts = torch.where(begins, places, 0).cummax(-1).values
-    crossing = mask & (starts.unsqueeze(-1) != starts.unsqueeze(-2))
-    return None if bool(crossing.any()) or not bool(starts.any()) else starts
+    """Where the document of each key begins, (B or 1, H or 1, L): at each token, unless it or a later one sees
+    one before it in the mask (…, L, L), or is seen from there. Padding, which no query sees, is no token."""
+    length = mask.shape[-1]
+    places, tokens = torch.arange(length, device=mask.device), mask.any(-2)
+    mask = mask & tokens.unsqueeze(-1)  # what padding sees has no meaning
+    sees, seen = mask.any(-1), mask.byte()
+    first = torch.where(sees, seen.argmax(-1), places).minimum(places)
+    last = torch.where(sees, length - 1 - seen.flip(-1).argmax(-1), places).maximum(places)
+    sees_back = first.flip(-1).cummin(-1).values.flip(-1) < places
+    is_seen = F.pad(last.cummax(-1).values[..., :-1], (1, 0), value=-1) >= places
+    starts = torch.where(tokens & ~sees_back & ~is_seen, places, 0).cummax(-1).values
+    return starts if bool(starts.any()) else None
+
+
+def _is_partly_causal(seen: Seen) -> bool:
+    """Whether a mask hides tokens from earlier ones that they see, as after the prefix of a language model. Windows to
+    both sides do not, nor does padding, which no query sees."""
+    if not seen.dense or seen.mask is None:
+        return False
+    tokens = seen.mask.any(-2, keepdim=True)
+    return bool((seen.mask.mT & ~seen.mask & tokens).triu(1).any())
 
 
 def attend(
@@ -107,8 +121,9 @@ def attend(
     """LaS of queries (B, H, Lq, d), which are the last of the keys, and keys and values (B, H or fewer, Lk, d): the
     output (B, H, Lq, dv) and, if they are wanted, the weights (B, H, Lq, Lk) that multiply the values, by the formula.
     A bias (B or 1, H or 1, Lq, Lk) is added to the decayed scores."""
-    if settings.side == "centered" and settings.smooths and seen.causal and seen.keys > 1:
-        raise BadInput("side must be past in causal attention, got centered, which would show each token later ones")
+    if settings.side == "centered" and settings.smooths and seen.keys > 1 and (seen.causal or _is_partly_causal(seen)):
+        kind = "causal" if seen.causal else "partly causal"
+        raise BadInput(f"side must be past in {kind} attention, got centered, which would show each token later ones")
     if seen.dense and query.shape[-2] < seen.keys and (settings.smooths or settings.chunk_size):
         raise BadInput(NEEDS_ALL_KEYS)
     all_keys, width = key.shape[-2], value.shape[-1]
@@ -148,11 +163,12 @@ def _attend_apart(
     queries, keys = query.shape[-2], key.shape[-2]
     places = torch.arange(keys, device=query.device)
     starts = places.new_zeros(1, 1, keys) if seen.starts is None else seen.starts
+    mask = seen.mask
     if given.chunk_size is not None:
         starts = starts + (places - starts) // given.chunk_size * given.chunk_size
-    mask = starts[..., keys - queries :].unsqueeze(-1) == starts.unsqueeze(-2)  # (…, Lq, Lk)
+        same = starts[..., keys - queries :].unsqueeze(-1) == starts.unsqueeze(-2)  # (…, Lq, Lk)
+        mask = same if mask is None else same & mask
     if seen.mask is not None:
-        mask = mask & seen.mask
         value = value.masked_fill(~seen.mask.any(-2).unsqueeze(-1), 0.0)  # padding lends nothing to the smoothing
     if given.smoothing is not None:
         assert isinstance(given.smoothing, int)

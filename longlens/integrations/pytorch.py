@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.errors import BadInput
-from longlens.integrations.calls import LaSForward, calls_attention
+from longlens.integrations.calls import answer_calls, calls_attention, check_not_nested
 from longlens.integrations.masked import Seen, attend, read_mask, read_padding, split_mask
 from longlens.integrations.settings import Settings, choose_settings
 from longlens.mixers.common import merge_heads, split_heads
@@ -67,7 +67,7 @@ def replace_attention(model: nn.Module, mixer: str = "las", *, skip: Collection[
             layers[name].__class__ = LaSMultiheadAttention
             layers[name].__dict__["settings"] = chosen
         else:
-            callers[name].__dict__["forward"] = LaSForward(callers[name], chosen)
+            answer_calls(callers[name], chosen)
     for encoder in modules.values():  # nested tensors are for its own attention alone
         if isinstance(encoder, nn.TransformerEncoder):
             encoder.use_nested_tensor &= not any(
@@ -83,7 +83,7 @@ def _why_not(layer: nn.Module, name: str, modules: dict[str, nn.Module], skip: C
     if not isinstance(layer, nn.MultiheadAttention):
         if type(layer).__module__.startswith("transformers."):
             return "models of transformers take attn_implementation='las'"
-        inside = any(other.startswith(f"{name}." if name else "") for other in skip)  # whose calls it would answer, too
+        inside = any(other.startswith(f"{name}." if name else "") for other in skip)  # whose calls may be its own
         return "it contains what is to be skipped" if inside else None
     parent, _, own = name.rpartition(".")
     is_cross = own == "multihead_attn" and isinstance(modules[parent], nn.TransformerDecoderLayer)
@@ -180,8 +180,7 @@ def _where_true_is_allowed(mask: Tensor) -> Tensor:
 
 
 def _check_self_attention(query: Tensor, key: Tensor, value: Tensor, width: int) -> None:
-    if query.is_nested:
-        raise BadInput("query must be an ordinary tensor, got a nested one: LaS attention takes padding as a mask")
+    check_not_nested(query)
     if query.ndim not in (2, 3) or query.shape[-1] != width:
         raise BadInput(f"query must be (…, {width}) with two or three dimensions, got {tuple(query.shape)}")
     same = query is key or (query.shape == key.shape and torch.equal(query, key))

@@ -1,7 +1,9 @@
 """``replace_attention`` in modules that call ``scaled_dot_product_attention`` themselves."""
 
 import copy
+import io
 import pickle
+from functools import partial, update_wrapper
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from longlens import LaSAttention, create_mixer, replace_attention
+from longlens import LaSAttention, create_mixer, decay_rates, las_attention, replace_attention
 from longlens.errors import BadInput
 from longlens.integrations.masked import split_mask
 
@@ -72,6 +74,29 @@ class Pool(nn.Module):
 
     def forward(self, x):
         return scaled_dot_product_attention(self.query.expand(len(x), -1, -1, -1), x.unsqueeze(1), x.unsqueeze(1))
+
+
+class Causal(nn.Module):
+    """A causal layer of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(D, H, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=False, attn_mask=~CAUSAL, is_causal=True)[0]
+
+
+class Pooled(nn.Module):
+    """Attention within a module that attends itself."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        x = self.block(x).unsqueeze(1)
+        return F.scaled_dot_product_attention(x, x, x).squeeze(1)
 
 
 def as_layer(attention, **options):
@@ -190,6 +215,97 @@ def test_what_is_skipped_stays_plain_inside_of_another():
     assert found.left == {"0": "it contains what is to be skipped", "0.inner": "it is to be skipped"}
 
 
+@pytest.mark.parametrize(
+    "inner",
+    [
+        Causal,
+        lambda: create_mixer("transformer", D, heads=H),
+        lambda: Pooled(Attention()),
+        lambda: LaSAttention(D, H, **STEEP),
+    ],
+)
+def test_attention_within_another_is_las_once_with_settings_of_its_own(inner):
+    alone, pool = inner().double(), Pooled(nn.Identity())
+    model = Pooled(copy.deepcopy(alone))
+    replace_attention(model, max_rate=0.1, window=5)
+    replace_attention(pool, max_rate=0.1, window=5)
+    if not isinstance(alone, LaSAttention):
+        for module in (alone, model.block):
+            replace_attention(module, **STEEP)
+    x = torch.randn(B, L, D, dtype=torch.float64)
+    actual, expected = model(x), pool(alone(x))
+    close(actual, expected, 1e-12)
+    found = torch.autograd.grad(actual.square().sum(), list(model.parameters()))
+    close(found, torch.autograd.grad(expected.square().sum(), list(alone.parameters())), 1e-11)
+
+
+def test_what_cannot_be_las_stays_plain_within_another():
+    alone = create_mixer("bigbird", D, heads=H, block_size=2, dtype=torch.float64)
+    model, pool = Pooled(copy.deepcopy(alone)), Pooled(nn.Identity())
+    assert replace_attention(model, **STEEP).replaced == ("Pooled",)
+    replace_attention(pool, **STEEP)
+    x = torch.randn(B, L, D, dtype=torch.float64)
+    close(model(x), pool(alone(x)), 1e-12)
+
+
+def test_every_method_is_las_also_if_it_is_called_by_itself():
+    class Features(Attention):
+        def features(self, x):
+            return self.heads_of(x, lambda y: F.scaled_dot_product_attention(y, y, y))
+
+        def heads_of(self, x, attend):
+            return attend(x.unflatten(-1, (H, -1)).transpose(1, 2))
+
+        def forward(self, x):
+            return self.features(x).transpose(1, 2).flatten(2)
+
+    plain = Features().double()
+    las = copy.deepcopy(plain)
+    replace_attention(las, **STEEP)
+    x = torch.randn(B, L, D, dtype=torch.float64)
+    y = x.unflatten(-1, (H, -1)).transpose(1, 2)
+    expected = las_attention(y, y, y, decay=decay_rates(H, 0.3), smoothing=3, is_causal=False)
+    close(las.features(x), expected)
+    close(las(x), expected.transpose(1, 2).flatten(2))
+    close(las.attend(y, y, y, None, False, 0.0), expected)
+    close(type(las).attend(y, y, y, None, False, 0.0), plain.features(x), 1e-12)
+
+
+def test_calls_in_functions_within_a_method_are_found():
+    class Inner(nn.Module):
+        def forward(self, x):
+            def attend(y):
+                return (lambda z: F.scaled_dot_product_attention(z, z, z))(y)
+
+            return attend(x)
+
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = F.scaled_dot_product_attention
+
+        def forward(self, x):
+            return self.attend(x, x, x)
+
+    x = torch.randn(B, H, L, 6, dtype=torch.float64)
+    expected = las_attention(x, x, x, decay=decay_rates(H, 0.3), smoothing=3, is_causal=False)
+    model = nn.ModuleList([Inner(), Made()])
+    assert replace_attention(model, **STEEP).replaced == ("0", "1")
+    for module in model:
+        close(module(x), expected)
+
+
+def test_a_forward_of_one_module_goes_on():
+    """As accelerate sets it, around the old one."""
+    plain, las, x = both()
+    hooked = copy.deepcopy(plain)
+    old = hooked.forward
+    hooked.forward = update_wrapper(partial(lambda module, x: 2 * old(x), hooked), old)
+    for settings, expected in ((STEEP, las(x)), ({"max_rate": 0, "window": None}, plain(x))):
+        replace_attention(hooked, **settings)
+        close(hooked(x), 2 * expected, 1e-12)
+
+
 def test_what_is_recomputed_for_the_backward_pass_is_las_too():
     model = Checkpointed()
     replace_attention(model, **STEEP)
@@ -204,9 +320,43 @@ def test_what_is_recomputed_for_the_backward_pass_is_las_too():
         close(actual, expected, 1e-4)
 
 
+def test_a_method_that_is_recomputed_is_las_too():
+    class Saving(Attention):
+        def forward(self, x):
+            query, key, value = self.in_proj(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            y = checkpoint(self.attend, query, key, value, None, True, 0.0, use_reentrant=False)
+            return self.out_proj(y.transpose(1, 2).flatten(2))
+
+    plain, las, x = both()
+    saving = Saving().double()
+    saving.load_state_dict(plain.state_dict())
+    replace_attention(saving, **STEEP)
+    found = torch.autograd.grad(saving(x).square().sum(), list(saving.parameters()))
+    expected = torch.autograd.grad(las(x, is_causal=True).square().sum(), list(las.parameters()))
+    close(found, expected, 1e-11)
+
+
+def saved(module):
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("make", [copy.copy, lambda module: module._replicate_for_data_parallel()])
+def test_a_shallow_copy_computes_with_weights_of_its_own(make):
+    _, las, x = both()
+    other, weights = make(las), Attention().double()
+    other._modules = dict(weights._modules)
+    replace_attention(weights, **STEEP)
+    assert torch.equal(other(x), weights(x))
+    assert not torch.equal(other(x), las(x))
+
+
 def test_copies_pickles_and_other_settings():
     plain, las, x = both()
-    for other in (copy.deepcopy(las), pickle.loads(pickle.dumps(las))):
+    for other in (copy.deepcopy(las), pickle.loads(pickle.dumps(las)), saved(las)):
+        assert isinstance(other, Attention)
         assert torch.equal(other(x), las(x))
         other.out_proj.weight.data.zero_()
         assert not torch.equal(other(x), las(x)), "it is a model of its own"
@@ -222,6 +372,11 @@ def test_it_compiles():
     compiled = torch.compile(las, backend="eager")
     close(compiled(x, is_causal=True), as_layer(plain)(x))
     close(compiled(x[:, :5], is_causal=True), as_layer(plain)(x[:, :5]))
+
+
+def test_it_is_exported():
+    plain, las, x = both()
+    close(torch.export.export(las, (x,), {"is_causal": True}).module()(x, is_causal=True), as_layer(plain)(x))
 
 
 def test_what_las_is_not():
@@ -247,3 +402,6 @@ def test_what_las_is_not():
     replace_attention(flat, **STEEP)
     with pytest.raises(BadInput, match=r"\(batch, heads, length, width\) for LaS, got the shape \(3, 9, 24\)"):
         flat(x)
+    nested = torch.nested.nested_tensor([x[0], x[1, :5]], layout=torch.jagged)
+    with pytest.raises(BadInput, match="query must be an ordinary tensor, got a nested one"):
+        flat(nested.unflatten(-1, (H, -1)).transpose(1, 2))

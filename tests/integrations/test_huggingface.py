@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers", reason="the package 'transformers' is not installed")
 
 import transformers
-from support.tiny_models import MODELS, STEEP, V, inputs, outputs, tiny
+from support.tiny_models import BART, MODELS, SIZES, STEEP, T5, V, inputs, outputs, tiny
 from transformers import DynamicCache, StaticCache
 
 from longlens.errors import BadInput
@@ -124,6 +124,18 @@ def test_packed_documents_are_sequences_of_their_own(attention):
     places = torch.cat([torch.arange(document.shape[1]) for document in documents])[None]
     packed = outputs(model, input_ids=torch.cat(documents, dim=1), position_ids=places, use_cache=False)
     close(packed, torch.cat([outputs(model, input_ids=d) for d in documents], dim=1))
+
+
+def test_packed_documents_do_not_see_the_padding_of_another_row():
+    """Whose queries see tokens, as its own documents do."""
+    model, tokens = tiny("llama"), torch.randint(3, V, (2, 12))
+    document = torch.tensor([0] * 4 + [1] * 8)
+    mask = ((document[:, None] == document) & torch.ones(12, 12, dtype=torch.bool).tril()).repeat(2, 1, 1, 1)
+    alone = outputs(model, input_ids=tokens, attention_mask=mask)
+    mask[1, :, :, 10:] = False
+    padded = outputs(model, input_ids=tokens, attention_mask=mask)
+    close(padded[0], alone[0], atol=1e-12)
+    close(padded[1, :10], alone[1, :10], atol=1e-12)
 
 
 def test_custom_masks_are_computed_by_the_formula():
@@ -278,6 +290,15 @@ def test_the_implementation_of_a_model_can_be_changed():
     close(outputs(model, **given), plain, atol=0)
 
 
+def test_chunks_of_another_variant_are_not_meant_also_after_plain_attention():
+    model = tiny("llama", "las-chunk", las={"max_rate": 0.3, "chunk_size": 4})
+    for name, chunk_size in (("las-chunk", 4), ("las", None)):
+        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation(name)
+        assert model.config.las["chunk_size"] == chunk_size
+        assert model.config.las["max_rate"] == 0.3
+
+
 @pytest.mark.parametrize("name", ["gptj", "bloom", "falcon", "mpt", "deberta", "mamba"])
 def test_a_model_that_computes_its_attention_itself_says_so(name):
     with pytest.raises(BadInput, match=rf"{MODELS[name][0]} computes its attention itself.* cannot take .*'las'"):
@@ -292,12 +313,57 @@ def test_what_las_does_not_define_is_refused(name, reason):
         outputs(tiny(name), **inputs(name))
 
 
+TOWER = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+AUDIO = {"patch_embeds_hidden_size": 8, "hidden_size": 16, "depths": [1, 1], "num_attention_heads": [1, 1]}
+HALF = {  # models of which a part is on the interface, or whose decoders leave causality to the mask
+    "PegasusXForConditionalGeneration": BART,
+    "BigBirdPegasusForConditionalGeneration": BART,
+    "NllbMoeForConditionalGeneration": BART | {"num_experts": 2, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
+    "InformerModel": {"prediction_length": 3, "lags_sequence": [1], "encoder_layers": 1, "decoder_layers": 1},
+    "GitForCausalLM": SIZES | {"vision_config": TOWER | {"image_size": 8, "patch_size": 4}},
+    "ClapAudioModel": AUDIO | {"window_size": 4, "spec_size": 32, "num_mel_bins": 8},
+    "LongT5EncoderModel": T5,
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_a_model_that_does_not_promise_to_be_on_the_interface_is_refused(name):
+    made = getattr(transformers, name)
+    reason = rf"{name} does not promise that all of its attention can be replaced .* cannot take .*'las'"
+    with pytest.raises(BadInput, match=reason):
+        made._from_config(made.config_class(**HALF[name]), attn_implementation="las")
+    model = made._from_config(made.config_class(**HALF[name]), attn_implementation="eager")
+    for change in (configure, lambda model: model.set_attn_implementation("las")):
+        with pytest.raises(BadInput, match=reason):
+            change(model)
+
+
+def test_layers_that_leave_causality_to_the_mask_get_one():
+    """Also where all are tokens, and a causal layer needs none; and a model is known to be on the interface by name."""
+    tokens, later = torch.randint(3, V, (1, 9)), torch.randint(3, V, (1, 9))
+    tokens[:, -1] = 2  # the end, which the first of them looks for
+    changed = torch.cat([tokens[:, :5], later[:, 5:8], tokens[:, 8:]], dim=1)
+    texts = transformers.Aimv2TextModel._from_config(transformers.Aimv2TextConfig(**SIZES), attn_implementation="las")
+    switch = transformers.SwitchTransformersConfig(**T5, num_experts=2)
+    switch = transformers.SwitchTransformersForConditionalGeneration._from_config(switch, attn_implementation="las")
+    for model, prefix, more in ((texts, "", {}), (switch, "decoder_", {"input_ids": later})):
+        before, after = (
+            outputs(
+                model.double().eval(), **more, **{f"{prefix}input_ids": x, f"{prefix}attention_mask": x.new_ones(1, 9)}
+            )
+            for x in (tokens, changed)
+        )
+        close(after[:, :5], before[:, :5], atol=1e-12)
+        assert (after - before)[:, 5:].abs().max() > 1e-6
+
+
 def test_a_centered_window_is_for_encoders():
     centered = STEEP | {"side": "centered"}
     outputs(tiny("bert", las=centered), **inputs("bert"))
     for given in (inputs("llama"), {"input_ids": torch.randint(3, V, (1, 4))}):
         with pytest.raises(BadInput, match="side must be past in causal attention, got centered"):
             outputs(tiny("llama", las=centered), **given)
+    outputs(tiny("modernbert", las=centered), **inputs("modernbert"))  # with a window to both sides
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,27 @@ def test_masks_for_each_head_and_biases_are_added_to_the_decayed_scores():
     close(layer(x, x, x, attn_mask=mask)[0], plain(x, x, x, attn_mask=mask)[0])
 
 
+def test_documents_stay_apart_whatever_is_hidden_in_other_rows():
+    """Padding at the end, padding that sees itself, and a gap."""
+    layer, x = attention(), torch.randn(B, L, D, dtype=torch.float64)
+    replace_attention(layer, **STEEP)
+    document = torch.tensor([0] * 4 + [1] * 5)
+    hidden = (document[:, None] != document) | CAUSAL
+    apart = torch.cat([layer(y, y, y, attn_mask=CAUSAL[: y.shape[1], : y.shape[1]])[0] for y in x.split((4, 5), 1)], 1)
+    masks = hidden.repeat(B, 1, 1)
+    masks[1, :, 7:] = True
+    masks[1] &= ~torch.eye(L, dtype=torch.bool)  # padding sees itself
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[2, 7:] = padding[2, 5] = True
+    output = layer(x, x, x, attn_mask=masks.repeat_interleave(H, dim=0), key_padding_mask=padding)[0]
+    close(output[0], apart[0])
+    close(output[1, :7], apart[1, :7])
+    close(output[2, :5], apart[2, :5])
+    x[2, :4] += 1.0
+    changed = layer(x, x, x, attn_mask=hidden, key_padding_mask=padding)[0]
+    close(changed[2, 4:7], output[2, 4:7])
+
+
 class Vision(nn.Module):
     """As vision transformers are written."""
 
@@ -252,3 +273,8 @@ def test_bad_masks_are_one_sentence():
     layer(x, x, x)
     with pytest.raises(BadInput, match="side must be past in causal attention, got centered"):
         layer(x, x, x, attn_mask=CAUSAL)
+    place = torch.arange(L)
+    layer(x, x, x, attn_mask=(place[:, None] - place).abs() > 2, key_padding_mask=PADDING)  # alike to both sides
+    prefix = CAUSAL & (place >= 4)
+    with pytest.raises(BadInput, match="side must be past in partly causal attention, got centered, which would show"):
+        layer(x, x, x, attn_mask=prefix, key_padding_mask=PADDING)

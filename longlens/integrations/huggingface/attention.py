@@ -35,6 +35,10 @@ from longlens.integrations.settings import Settings, choose_settings, takes
 
 NAMES = ("las", "las-chunk", "l-attention", "s-attention")
 PLAIN = (causal_mask_function, bidirectional_mask_function)
+UNFLAGGED = {  # they do not promise transformers that their attention can be replaced, and were found to let it be
+    f"{name}PreTrainedModel"
+    for name in "Align MarkupLM PatchTSMixer Speech2Text Splinter SwitchTransformers TimeSeriesTransformer".split()
+}
 KEYS = frozenset({"key_value_states", "encoder_hidden_states", "key", "value", "context"})  # of another sequence
 UNDEFINED = {  # what some models pass, and LaS does not define
     "softcap": "caps its scores",
@@ -83,9 +87,9 @@ def _given(config: PreTrainedConfig, name: str) -> dict[str, Any]:
     given = getattr(config, "las", None) or {}
     if not isinstance(given, dict):
         raise BadInput(f"config.las must be a dict of settings, as {{'max_rate': 1e-3, 'window': 5}}, got {given!r}")
-    if given.get("attention", name) != name:  # chosen for another variant, whose chunks are not meant
+    if given.get("attention", given.get("before", name)) != name:  # for another variant, whose chunks are not meant
         return {option: given[option] for option in takes(name) - {"chunk_size"} if option in given}
-    return {option: value for option, value in given.items() if option != "attention"}
+    return {option: value for option, value in given.items() if option not in ("attention", "before")}
 
 
 def _write(config: PreTrainedConfig, name: str, settings: Settings) -> None:
@@ -117,13 +121,20 @@ def _refuse_own_attention(model: PreTrainedModel, name: str) -> None:
             f"{type(model).__name__} computes its attention itself, not through transformers' attention interface, and "
             f"cannot take attn_implementation={name!r}: choose another model (Llama, Qwen3, GPT-2, BERT, ViT, …)"
         )
+    promised = model._supports_sdpa or model._supports_attention_backend
+    if not promised and _uses_interface(type(model)) and UNFLAGGED.isdisjoint(b.__name__ for b in type(model).__mro__):
+        raise BadInput(
+            f"{type(model).__name__} does not promise that all of its attention can be replaced (_supports_sdpa and "
+            f"_supports_attention_backend are False), and cannot take attn_implementation={name!r}: some of its layers "
+            "could ignore it, or see later tokens; choose another model (Llama, Qwen3, GPT-2, BERT, ViT, …)"
+        )
 
 
 @cache
 def _uses_interface(model: type[PreTrainedModel]) -> bool:
     """Whether the file of a class, or of one that it derives from, looks an attention function up."""
     for base in model.__mro__:
-        if issubclass(base, PreTrainedModel) and base is not PreTrainedModel:
+        if issubclass(base, PreTrainedModel) and base.__module__ != PreTrainedModel.__module__:
             with suppress(OSError, TypeError):  # a class of a notebook has no file
                 if "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(sys.modules[base.__module__]):
                     return True
@@ -143,7 +154,8 @@ def _follow(choose: Callable[..., str]) -> Callable[..., str]:
             _refuse_own_attention(self, requested_attention)
             _write(self.config, requested_attention, _settings(self.config, requested_attention))
         elif isinstance(saved, dict):
-            saved.pop("attention", None)
+            if "attention" in saved:
+                saved["before"] = saved.pop("attention")  # what its settings were for, if LaS is chosen again
             self.config.__dict__.pop("attn_implementation", None)
         return choose(self, requested_attention, *args, **kwargs)
 
@@ -151,7 +163,8 @@ def _follow(choose: Callable[..., str]) -> Callable[..., str]:
 
 
 def las_mask(*, config: PreTrainedConfig, mask_function: Callable[..., Any], **given: Any) -> Tensor | None:
-    """The mask (B, 1, Lq, Lk) of any model, True where a query may see a key; None for causality alone."""
+    """The mask (B or 1, 1, Lq, Lk) of any model, True where a query may see a key; None for causality alone, once a
+    layer has said that it is causal: some leave that to the mask."""
     settings = _settings(config, str(config._attn_implementation))
     queries, offset, local = given["q_length"], given.get("q_offset", 0), given.get("local_size")
     hides_more = mask_function not in PLAIN and (local is None or int(offset) + queries > local)
@@ -162,7 +175,9 @@ def las_mask(*, config: PreTrainedConfig, mask_function: Callable[..., Any], **g
     if may_skip and mask_function is causal_mask_function and queries == given["kv_length"]:
         padding = given.get("attention_mask")
         if padding is None or bool(padding.all()):
-            return None
+            if config in _CAUSAL:
+                return None
+            given |= {"batch_size": 1, "attention_mask": None}  # one for all rows
     given |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(mask_function=mask_function, **given)
 
@@ -183,6 +198,8 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:  # (B, Lq, H, d), and the weights (B, H, Lq, Lk) if they are wanted
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if causal:
+            _CAUSAL[module.config] = True
         _refuse_undefined(module, name, query, key, attention_mask, kwargs)
         # Some models pass the wish on, others leave it to the hooks that collect what is wanted.
         wanted = bool(kwargs.get("output_attentions")) or "attentions" in (_active_collector.get() or ())
@@ -279,6 +296,7 @@ def _read(mask: Tensor, queries: int, causal: bool) -> tuple[Seen, Tensor | None
 
 
 _READ = WeakIdKeyDictionary()
+_CAUSAL = WeakIdKeyDictionary()  # the configs of layers that say so
 
 for _name in NAMES:
     AttentionInterface.register(_name, torch.compiler.disable(_attention(_name)))  # it looks at the values of masks
