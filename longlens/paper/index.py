@@ -36,6 +36,7 @@ ARTIFACTS = (  # a module of this room for each
     "length",
     "training",
     "schedule",
+    "learning-rate",
     "bidirectional",
 )
 

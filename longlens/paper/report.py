@@ -28,6 +28,7 @@ REASONS = {  # why LaS may not be ahead, and the artifacts whose runs say so
     "Does it gain by longer training?": "training",
     "Does it gain with fewer or with more samples?": "figure6",
     "Does it hang on the schedule of the learning rate?": "schedule",
+    "Does it hang on the rates that are offered?": "learning-rate",
     "Does it hang on the side of the smoothing?": "side",
 }
 
@@ -264,11 +265,11 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
         config = cell.config(scale, 0, None)
         by_set.setdefault((config.task.title, config.training.train_samples), []).append(cell)
     for (title, train_samples), group in by_set.items():
-        runs = [run for cell in group for run in runs_of(cell, scale, records)]
+        runs = [(cell.row, run) for cell in group for run in runs_of(cell, scale, records)]
         if not runs:
             continue
-        chosen = [(cell.row, chosen_rate(cell.like or cell, scale, records)) for cell in group]
-        rates = ", ".join(dict.fromkeys(f"{row} {rate:g}" for row, rate in chosen if rate is not None))
+        rates = dict.fromkeys(f"{row} {run.config.training.lr:g}" for row, run in runs)
+        runs = [run for _, run in runs]
         sheet.rows.append(
             [
                 title,
@@ -276,7 +277,7 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
                 str(runs[0].config.training.batch_size),
                 "all" if train_samples is None else f"{train_samples:,}",
                 _range(runs, "test_samples"),
-                rates or f"{runs[0].config.training.lr:g}",
+                ", ".join(rates),
             ]
         )
     return sheet
