@@ -9,13 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, partial, update_wrapper, wraps
+from functools import cache, partial, wraps
 from types import CodeType, FunctionType, new_class
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
 from longlens.errors import BadInput
@@ -23,6 +24,7 @@ from longlens.integrations.masked import Seen, attend, read_mask, split_mask
 from longlens.integrations.settings import Settings
 
 NAME = "scaled_dot_product_attention"
+SKIP = "name this layer in replace_attention(…, skip=[…])"
 _RUNNING: ContextVar[frozenset[nn.Module]] = ContextVar("running", default=frozenset())  # the modules, in this thread
 
 
@@ -35,9 +37,6 @@ def calls_attention(module: nn.Module) -> bool:
 def answer_calls(module: nn.Module, settings: Settings) -> None:
     """Let the attention of the module be LaS, with these settings, from now on."""
     if not isinstance(module, LaSCalls):
-        forward = vars(module).get("forward")  # of this one module, as accelerate sets it
-        if forward is not None:
-            vars(module)["forward"] = update_wrapper(partial(_run, module, "forward", forward), forward)
         module.__class__ = _with_las(type(module))
     vars(module)["las_settings"] = settings
 
@@ -57,12 +56,19 @@ def _code_in(*functions: Any) -> frozenset[CodeType]:
     return frozenset(code)
 
 
-class LaSCalls:
+class LaSCalls(nn.Module):
     """The base of a module whose calls are answered, beside its own class, ``las_plain``."""
 
     las_plain: type[nn.Module]
     las_code: frozenset[CodeType]
     las_settings: Settings
+
+    def __init_subclass__(cls) -> None:
+        """To a base that registers the classes derived from it, this is no new one."""
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Also of a forward of this one module: accelerate sets one, and later the old one again."""
+        return _run(self, "forward", super()._call_impl, *args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As that of its own class, since pickles know a class by its name."""
@@ -86,15 +92,14 @@ def _with_las(plain: type[nn.Module]) -> type[nn.Module]:
         if isinstance(method, staticmethod | classmethod):
             setattr(las, name, _OfModules(name, method))
         elif inspect.isfunction(inspect.unwrap(method)):
-            setattr(las, name, _answered(las, name, method))
+            setattr(las, name, _answered(name, method))
     return las
 
 
-def _answered(las: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _answered(name: str, method: Any) -> Callable[..., Any]:
     @wraps(method)
     def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        method = getattr(super(las, module), name)
-        return _run(module, name, method, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        return _run(module, name, method.__get__(module), *args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     return run
 
@@ -114,18 +119,18 @@ class _OfModules:
 def _run(module: nn.Module, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What the method of this name returns if its calls, and those of the methods that it runs, are answered."""
     running = _RUNNING.get()
-    if module in running and name != "forward":
+    if module in running or "las_settings" not in vars(module):  # a new one, which type(module)(…) has made, is plain
         return method(*args, **kwargs)
-    calls, token = _Calls(module, method), _RUNNING.set(running | {module})
+    calls, token = _Calls(module, vars(module).get("forward", method)), _RUNNING.set(running | {module})
     try:
-        with calls:
+        with calls, torch.compiler.set_stance("force_eager"):  # what is compiled within would not be answered
             output = method(*args, **kwargs)
     finally:
         _RUNNING.reset(token)
     if name == "forward" and not calls.answered:
         raise BadInput(
-            f"{type(module).__name__} has computed its attention without {NAME}, which LaS would have "
-            "answered: choose its fused attention (in timm, fused_attn = True), or name it in skip"
+            f"{type(module).__name__} has not called {NAME}, which LaS would have answered: choose its fused "
+            "attention (in timm, fused_attn = True), or name it in skip"
         )
     return output
 
@@ -169,16 +174,19 @@ def _answer(
     """As ``F.scaled_dot_product_attention``, of queries (B, H, L, d) and keys of the same sequence."""
     check_not_nested(query)
     if query.ndim != 4:
-        raise BadInput(f"queries must be (batch, heads, length, width) for LaS, got the shape {tuple(query.shape)}")
+        shape = tuple(query.shape)
+        raise BadInput(f"queries must be (batch, heads, length, width) for LaS, got the shape {shape}; {SKIP}")
     if query.shape[-2] != key.shape[-2]:
         raise BadInput(
             f"queries and keys must be of one sequence for LaS, got {query.shape[-2]} and {key.shape[-2]}: between two "
-            "there is no distance; name this layer in replace_attention(…, skip=[…]), or call las_attention to decode"
+            f"there is no distance; {SKIP}, or call las_attention to decode"
         )
     if is_causal and attn_mask is not None:
         raise BadInput("attn_mask must be None if is_causal is True: put what is later into the mask")
     if key.shape[1] != query.shape[1] and not enable_gqa:
         raise BadInput(f"keys must have the {query.shape[1]} heads of the queries, or enable_gqa, got {key.shape[1]}")
+    if isinstance(attn_mask, CausalBias):  # its numbers are not set, and both of its variants are one for one length
+        attn_mask, is_causal = None, True
     seen, bias = Seen(is_causal, key.shape[-2]), None
     if attn_mask is not None:
         allowed, bias = split_mask(attn_mask.reshape(*[1] * (4 - attn_mask.ndim), *attn_mask.shape))

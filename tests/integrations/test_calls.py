@@ -4,11 +4,13 @@ import copy
 import io
 import pickle
 from functools import partial, update_wrapper
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -295,15 +297,70 @@ def test_calls_in_functions_within_a_method_are_found():
         close(module(x), expected)
 
 
-def test_a_forward_of_one_module_goes_on():
-    """As accelerate sets it, around the old one."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_forward_of_one_module_goes_on(is_first):
+    """As accelerate sets it, around the old one, and later the old one again."""
     plain, las, x = both()
     hooked = copy.deepcopy(plain)
     old = hooked.forward
+    if not is_first:
+        replace_attention(hooked, **STEEP)
     hooked.forward = update_wrapper(partial(lambda module, x: 2 * old(x), hooked), old)
     for settings, expected in ((STEEP, las(x)), ({"max_rate": 0, "window": None}, plain(x))):
         replace_attention(hooked, **settings)
         close(hooked(x), 2 * expected, 1e-12)
+    replace_attention(hooked, **STEEP)
+    hooked.forward = old
+    close(hooked(x), las(x), 1e-12)
+
+
+def test_a_forward_may_call_itself():
+    class Split(Attention):
+        def forward(self, x, is_causal=True):
+            if x.ndim == 4:
+                return torch.stack([self(y) for y in x])
+            return super().forward(x, is_causal=is_causal)
+
+    _, las, x = both()
+    split = Split().double()
+    split.load_state_dict(las.state_dict())
+    replace_attention(split, **STEEP)
+    close(split(torch.stack([x, x])), las(x, is_causal=True).expand(2, -1, -1, -1), 1e-12)
+
+
+def test_new_modules_of_its_class_are_plain_and_no_class_is_registered():
+    class Registered(Attention):
+        classes: ClassVar = []
+
+        def __init_subclass__(cls):
+            cls.classes.append(cls)
+
+    class Made(Registered):
+        def __init__(self):
+            super().__init__()
+            self.reset()
+
+        def reset(self):
+            nn.init.ones_(self.out_proj.bias)
+
+    model = Made()
+    replace_attention(model, **STEEP)
+    assert [Made] == Registered.classes
+    new, plain = type(model)().double(), Made().double()
+    new.load_state_dict(plain.state_dict())
+    x = torch.randn(B, L, D, dtype=torch.float64)
+    assert torch.equal(new(x), plain(x))
+
+
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+def test_causal_masks_of_torch_are_causal(bias):
+    class Biased(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=bias(L, L))
+
+    model, x = Biased(), torch.randn(B, H, L, 6, dtype=torch.float64)
+    replace_attention(model, **STEEP)
+    close(model(x), las_attention(x, x, x, decay=decay_rates(H, 0.3), smoothing=3))
 
 
 def test_what_is_recomputed_for_the_backward_pass_is_las_too():
@@ -374,6 +431,25 @@ def test_it_compiles():
     close(compiled(x[:, :5], is_causal=True), as_layer(plain)(x[:, :5]))
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_compiled_parent_and_compiled_methods_are_las(is_first):
+    class Inner(nn.Module):
+        @torch.compile(backend="aot_eager")
+        def attend(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+        def forward(self, x):
+            return self.attend(x)
+
+    x = torch.randn(B, H, L, 6, dtype=torch.float64)
+    expected = las_attention(x, x, x, decay=decay_rates(H, 0.3), smoothing=3, is_causal=False)
+    model = nn.Sequential(nn.Identity(), Inner())
+    compiled = torch.compile(model, backend="aot_eager") if is_first else None
+    replace_attention(model, **STEEP)
+    close((compiled or torch.compile(model, backend="aot_eager"))(x), expected, 1e-12)
+    close(model[1].attend(x), expected, 1e-12)
+
+
 def test_it_is_exported():
     plain, las, x = both()
     close(torch.export.export(las, (x,), {"is_causal": True}).module()(x, is_causal=True), as_layer(plain)(x))
@@ -387,7 +463,7 @@ def test_what_las_is_not():
         pool(x)
     unfused = Attention(fused=False)
     replace_attention(unfused, **STEEP)
-    with pytest.raises(BadInput, match="Attention has computed its attention without scaled_dot_product_attention"):
+    with pytest.raises(BadInput, match="Attention has not called scaled_dot_product_attention"):
         unfused(x)
     attention = Attention()
     replace_attention(attention, **STEEP)

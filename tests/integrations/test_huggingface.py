@@ -299,6 +299,16 @@ def test_chunks_of_another_variant_are_not_meant_also_after_plain_attention():
         assert model.config.las["max_rate"] == 0.3
 
 
+def test_settings_of_a_model_are_those_of_the_models_in_it():
+    config = transformers.CLIPConfig(text_config=SIZES, vision_config=TOWER | {"image_size": 8, "patch_size": 4})
+    config.las = {"max_rate": 0.0, "window": None}  # plain attention
+    model = transformers.CLIPModel._from_config(config, attn_implementation="las").double().eval()
+    given = {"input_ids": torch.randint(3, V, (2, 9)), "pixel_values": torch.randn(2, 3, 8, 8).double()}
+    las = model(**given).logits_per_text
+    model.set_attn_implementation("sdpa")
+    close(las, model(**given).logits_per_text, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["gptj", "bloom", "falcon", "mpt", "deberta", "mamba"])
 def test_a_model_that_computes_its_attention_itself_says_so(name):
     with pytest.raises(BadInput, match=rf"{MODELS[name][0]} computes its attention itself.* cannot take .*'las'"):

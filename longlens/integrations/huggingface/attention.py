@@ -96,6 +96,10 @@ def _write(config: PreTrainedConfig, name: str, settings: Settings) -> None:
     config.las = {"attention": name, **settings._asdict()}
     for option in set(settings._fields) - takes(name):
         del config.las[option]
+    for part in config.sub_configs:  # of CLIP, for one, whose attention is all in these
+        inner = getattr(config, part, None)
+        if isinstance(inner, PreTrainedConfig) and getattr(inner, "las", None) is None:
+            inner.las = dict(config.las)
     config.attn_implementation = name  # transformers saves no implementation; it reads one, and refuses what is unknown
 
 
