@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "figures sweep": Command("longlens.reports.sweeps:draw_sweep", "Draw results of a sweep by what was varied."),
     "figures eld": Command("longlens.paper.figure_eld:draw_eld", "Draw how scores decay with distance (Section 4.1)."),
-    "figures linear": Command("longlens.paper.figure_linear:draw_linear", "Draw the error of linear-time attention."),
+    "figures linear": Command("longlens.reports.linear:draw_linear", "Draw the error of linear-time attention."),
     "figures kernels": Command("longlens.paper.figure1:draw_kernels", "Draw kernels of layers (Figure 1)."),
 }
 GROUPS = {

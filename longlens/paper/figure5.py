@@ -1,9 +1,12 @@
 """Figure 5 (the text calls it Table 5): what LaS loses when each layer sees a smaller window."""
 
+import itertools
+
 from longlens.paper.study import Cell, Claim, Scale, Study, better
 from longlens.training.config import load_recipe
 
-PARTS = (32, 8, 2, 1)  # of the sequence: the smallest window is a 32nd
+WINDOWS = {32: "a 32nd", 8: "an eighth", 2: "a half", 1: "the whole sequence"}  # the parts of a sequence, in words
+PARTS = (*WINDOWS,)
 
 
 def tasks(scale: Scale) -> tuple[str, ...]:
@@ -33,14 +36,14 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def claims(scale: Scale) -> list[Claim]:
-    return [
-        better(
-            f"the whole sequence is better than windows of a {PARTS[0]}nd on {task}",
-            cell(task, 1, scale),
-            cell(task, PARTS[0], scale),
-        )
-        for task in tasks(scale)
-    ]
+    """Each window beside the next, and the widest beside the narrowest."""
+    pairs = (*itertools.pairwise(PARTS), (PARTS[0], PARTS[-1]))
+    return [_claim(task, narrow, wide, scale) for task in tasks(scale) for narrow, wide in pairs]
+
+
+def _claim(task: str, narrow: int, wide: int, scale: Scale) -> Claim:
+    text = f"{WINDOWS[wide]} is better than {WINDOWS[narrow]} on {task}"
+    return better(text, cell(task, wide, scale), cell(task, narrow, scale))
 
 
 STUDY = Study(

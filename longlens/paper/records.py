@@ -18,9 +18,9 @@ from filelock import FileLock, Timeout
 
 from longlens.errors import BadInput
 from longlens.files import read_json, write_json
-from longlens.training.config import Config
+from longlens.training.config import Config, completed
 from longlens.training.many import Outcome
-from longlens.training.run import completed, read_environment, read_identity, read_metrics, read_scores
+from longlens.training.run import read_environment, read_identity, read_metrics, read_scores
 
 KEPT = ("longlens", "commit", "torch", "processor", "device", "threads", "date")  # of the environment
 POINTS = 100  # of the metrics
@@ -129,11 +129,18 @@ def _read(path: Path) -> Record:
         result, error = values["result"], values["error"]
         if not (isinstance(result, dict) and isinstance(result["test"], float)) and not isinstance(error, str):
             raise ValueError("it has neither a result nor an error")
+        if result and result["metric"] == "accuracy" and scores is not None:
+            _check_mean(scores, result["test"])
         if not isinstance(values["environment"], dict):
             raise ValueError("it does not say what it was made on")
         return Record(path, config, values["data"], values["environment"], result, values["metrics"], scores, error)
     except (LookupError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is not the record of a run: {error}") from None
+
+
+def _check_mean(scores: np.ndarray, test: float) -> None:
+    if abs(scores.mean() - test) > 1e-6:
+        raise ValueError(f"its samples have the mean {scores.mean():g}, and it says {test:g}")
 
 
 def thin(metrics: Sequence[dict[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:

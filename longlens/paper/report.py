@@ -202,7 +202,7 @@ def _spread(metric: str, values: Sequence[float]) -> str:
 
 
 def _number(metric: str, value: float) -> str:
-    return f"{100 * value:.1f}" if metric == PERCENT else f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+    return f"{100 * value:.1f}" if metric == PERCENT else f"{value:.{1 if metric == 'perplexity' else 3}f}"
 
 
 def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
@@ -220,7 +220,8 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
             sheet.rows.append([claim.text, published, *[""] * 5, MISSING])
             continue
         here, interval = _estimate(claim, found, metric)
-        numbers = [here, interval, f"{found.p:.2g}" if found.error else "", str(found.seeds)]
+        p = "" if not found.error else "< 0.001" if found.p < 0.001 else f"{found.p:.2g}"  # three seeds tell no less
+        numbers = [here, interval, p, str(found.seeds)]
         numbers.append(f"{found.samples:,}" if found.samples else "")
         sheet.rows.append(
             [claim.text, published, *numbers, found.verdict + (_beside_paper(claim, found, metric) or "")]
@@ -268,7 +269,10 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
         runs = [(cell.row, run) for cell in group for run in runs_of(cell, scale, records)]
         if not runs:
             continue
-        rates = dict.fromkeys(f"{row} {run.config.training.lr:g}" for row, run in runs)
+        rates: dict[float, dict[str, None]] = {}
+        for row, run in runs:
+            rates.setdefault(run.config.training.lr, {})[row] = None
+        said = [f"{rate:g}" + (f" ({'; '.join(rows)})" if len(rates) > 1 else "") for rate, rows in rates.items()]
         runs = [run for _, run in runs]
         sheet.rows.append(
             [
@@ -277,7 +281,7 @@ def _settings(cells: Iterable[Cell], scale: Scale, records: Records) -> Sheet:
                 str(runs[0].config.training.batch_size),
                 "all" if train_samples is None else f"{train_samples:,}",
                 _range(runs, "test_samples"),
-                ", ".join(rates),
+                ", ".join(said),
             ]
         )
     return sheet
@@ -302,9 +306,7 @@ Written by `longlens reproduce --report` from the records in `results/`: no resu
 [`docs/reproduction.md`](docs/reproduction.md) has the rules by which the settings are scaled.
 A claim *holds* or *does not hold* if the difference has its sign, or the other one, and chance alone would give one as
 large in fewer than 1 of 20 cases, over seeds and test samples together. Otherwise it is *not decided*.
-Differences above 0 speak for the claim.
-
-{counts}
+Differences above 0 speak for the claim; a row of several claims has the least and the greatest of theirs.
 """
 SMALL = """
 At mini, models are small, and most see a small part of the paper's samples: that a difference is smaller or
@@ -313,9 +315,10 @@ larger here says nothing of full training.
 
 
 def _lines(scale: Scale, records: Records) -> Iterable[str]:
-    yield INTRODUCTION.format(counts=counts(scale, records)) + (SMALL if scale == "mini" else "")
+    yield INTRODUCTION + (SMALL if scale == "mini" else "")
     for ours in (False, True):
         yield from (summary(scale, records, ours=ours).to_markdown(), "")
+    yield from (counts(scale, records), "")
     yield from _reasons(scale, records)
     yield from ("", "All artifacts, and the runs that they are made of (`longlens reproduce --list`):", "")
     yield list_artifacts(scale, records).to_markdown()

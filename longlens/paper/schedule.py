@@ -14,7 +14,7 @@ def _cell(row: str, schedule: str, scale: Scale) -> Cell:
 STUDY = Study(
     name="schedule",
     title="Schedule of the learning rate: accuracy",
-    place="Table 9, which has a plateau for Image",
+    place="Appendix A, whose schedules are those of S4's recipes: a plateau for Image",
     claim="The lead of LaS over a Transformer grows where the learning rate falls in every run.",
     ours=True,
     **growing_lead(

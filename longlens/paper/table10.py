@@ -169,11 +169,15 @@ def _compute(results: Path) -> tuple[list[Any], Found]:
         f"{len(SUCCESSFUL) - len(flat)} of the {len(SUCCESSFUL)} layers have, at initialization and over 1,024 tokens, "
         f"less than {DECAYS:g} of the weight of the first quarter in the last."
     ]
-    for name, (how, options) in OTHERWISE.items():
-        sentences.append(f"{name} has {measured[name]:.2g}, and {measure_traits(name, **options).far:.2g} {how}.")
+    otherwise = {name: measure_traits(name, **options).far for name, (_, options) in OTHERWISE.items()}
+    for name, (how, _) in OTHERWISE.items():
+        sentences.append(f"{name} has {measured[name]:.2g}, and {otherwise[name]:.2g} {how}.")
     because = f"{len(SUCCESSFUL) - len(flat)} of {len(SUCCESSFUL)} do at initialization over 1,024 tokens"
+    hang = [name for name, far in otherwise.items() if (far > DECAYS) != (name in flat)]
     because += f", and not {' and '.join(flat)}" if flat else ""
-    return sheets, Found("does not hold" if flat else "holds", because, sentences)
+    because += f"; with other settings it is the other way round for {', '.join(hang)}" if hang else ""
+    verdict = "holds" if not flat else "not decided" if flat.keys() <= set(hang) else "does not hold"
+    return sheets, Found(verdict, because, sentences)
 
 
 STUDY = Computed(

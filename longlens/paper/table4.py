@@ -47,7 +47,15 @@ def claims(scale: Scale) -> list[Claim]:
             first, second = (cell(mixer, task, scale) for mixer in (winner, loser))
             paper = PAPER[winner][place] - PAPER[loser][place]
             found.append(better(f"{text} on {first.called(scale)}", first, second, paper))
+    if tasks(scale) == TASKS:  # Section 5.2 has the mean margins
+        found += [_on_average(winner, loser, text, scale) for (winner, loser), text in CLAIMS.items()]
     return found
+
+
+def _on_average(winner: str, loser: str, text: str, scale: Scale) -> Claim:
+    share, signs = 1 / len(TASKS), {winner: 1, loser: -1}
+    terms = [(sign * share, cell(mixer, task, scale)) for task in TASKS for mixer, sign in signs.items()]
+    return Claim(f"{text} on average", terms, share * (sum(PAPER[winner]) - sum(PAPER[loser])))
 
 
 STUDY = Study(

@@ -60,8 +60,7 @@ class Finding:
 
 
 def weigh(terms: Sequence[tuple[float, Sequence[Trial]]], metric: str, least: float = 0.0) -> Finding:
-    """The claim that a sum of metrics, of weights and their trials by seed, is above ``least`` (below, where a lower
-    metric is better)."""
+    """The claim that a sum of metrics, of weights and their trials by seed, is above ``least``."""
     sign = 1.0 if higher_is_better(metric) else -1.0
     by_seed = np.sum([sign * weight * np.array([t.value for t in trials]) for weight, trials in terms], axis=0)
     rights = [[trial.right for trial in trials if trial.right is not None] for _, trials in terms]

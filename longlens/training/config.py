@@ -352,3 +352,20 @@ class Runtime(Options):
         for name in ("tensorboard", "wandb"):
             if getattr(self, name) not in (None, False) and find_spec(name) is None:
                 raise BadInput(f"{name} is not installed: pip install 'longlens[{name}]'")
+
+
+def completed(values: Any) -> Any:
+    """A config with the defaults of options that were not there when it was written."""
+    values = dict(values)
+    for name in PARTS:
+        options = section_options(name.removesuffix("_options"), values["task"], [values["mixer"]]).values()
+        defaults = {option.name: option.default for option in options if option.default is not REQUIRED}
+        values[name] = json.loads(json.dumps(defaults)) | values[name]
+    return values
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """The fields in which two configs differ: ``training.lr: 0.001, now 0.01``."""
+    old, new = before.values(), now.values()
+    pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
+    return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]

@@ -3,8 +3,7 @@
 ``config.json``, ``identity.json`` (a digest of the config and the fingerprint of the data), ``task.json`` (what its
 inputs and outputs mean, so that the model can be used without its data), ``environment.json`` (an entry for each time
 it was started), ``metrics.jsonl``, ``checkpoints/``, ``scores.npy`` (of each test sample) and, written last,
-``result.json``. The same config is the same folder: a finished run is not run again, an unfinished one
-resumes. No torch here.
+``result.json``. The same config is the same folder: what is finished is not run again, what is not resumes. No torch.
 """
 
 import errno
@@ -26,10 +25,9 @@ from typing_extensions import TypedDict  # typing's is not enough for pydantic b
 from longlens.data.datasets import Metric
 from longlens.errors import BadInput, RunError
 from longlens.files import open_file, read_json, read_sealed, write_atomic, write_json, write_sealed
-from longlens.options import REQUIRED
 from longlens.registry import foreign_source
 from longlens.tasks.base import Spec, Task
-from longlens.training.config import PARTS, Config, Runtime, section_options
+from longlens.training.config import PARTS, Config, Runtime, completed, differences
 from longlens.training.logs import notify
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
@@ -94,13 +92,6 @@ def run_folder(config: Config, runtime: Runtime, fingerprint: str) -> Path:
     return runtime.runs / config.task.slug / config.mixer.name / config.digest(fingerprint)
 
 
-def differences(before: Config, now: Config) -> list[str]:
-    """The fields in which two configs differ: ``training.lr: 0.001, now 0.01``."""
-    old, new = before.values(), now.values()
-    pairs = {name: (old.get(name, "not there"), new.get(name, "not there")) for name in old | new}
-    return [f"{name}: {was}, now {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
-
-
 def read_config(folder: Path) -> Config:
     """The config of a run that is there. One that is not what the run was started with is refused."""
     path = folder / "config.json"
@@ -116,16 +107,6 @@ def read_config(folder: Path) -> Config:
     if config.digest(identity.fingerprint, without=new) != identity.digest:
         raise BadInput(f"{path} is not the config that this run was started with: undo the change, or delete the run")
     return config
-
-
-def completed(values: Any) -> Any:
-    """A config with the defaults of options that were not there when it was written."""
-    values = dict(values)
-    for name in PARTS:
-        options = section_options(name.removesuffix("_options"), values["task"], [values["mixer"]]).values()
-        defaults = {option.name: option.default for option in options if option.default is not REQUIRED}
-        values[name] = json.loads(json.dumps(defaults)) | values[name]
-    return values
 
 
 def read_identity(folder: Path) -> Identity:

@@ -72,6 +72,7 @@ def test_an_option_that_was_not_there_has_its_default(records, config):
         lambda values: values.update(result=None),
         lambda values: values["scores"].update(kind="float16"),
         lambda values: values["result"].update(test="high"),
+        lambda values: values["result"].update(test=values["result"]["test"] + 0.3),
         lambda values: values.update(environment=None),
     ],
 )

@@ -1,10 +1,10 @@
-from longlens.paper import figure_linear
-from longlens.paper.figure_linear import draw_linear
+from longlens.reports import linear
+from longlens.reports.linear import draw_linear
 
 
 def test_no_error_is_above_its_bound(monkeypatch, tmp_path):
     written = []
-    monkeypatch.setattr(figure_linear, "save_picture", lambda figure, path: written.append(figure))
+    monkeypatch.setattr(linear, "save_picture", lambda figure, path: written.append(figure))
     draw_linear(out=tmp_path / "linear.png", length=2100, rates=(0.03,), size=0.5)
     bound, error, chosen, *_ = written[0].get_axes()[0].lines
     bounds, errors = bound.get_ydata().tolist(), error.get_ydata().tolist()
