@@ -22,8 +22,7 @@ SplitName = Literal["train", "valid", "test"]
 Metric = Literal["accuracy", "r2", "bits_per_byte", "perplexity"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 IGNORE = -100  # a target that does not count, as in torch's cross entropy
-MOST_SYMBOLS = 1024  # of a vocabulary whose pairs are counted
-AT_ONCE = 256  # samples whose pairs are counted together
+AT_ONCE = 256  # samples that are read together
 POOL = 32  # batches whose samples are sorted together when grouping by length
 
 Shape = int | tuple[int, ...]
@@ -379,22 +378,15 @@ class Batches:
         return steps
 
 
-def bigram_bits(train: Split, other: Split, symbols: int) -> float | None:
-    """Bits for each token of a split, by the counts of pairs in the training set plus one: the model that every
-    language model must beat. None where there are too many symbols to count their pairs."""
-    if symbols > MOST_SYMBOLS:
-        return None
-    counts = _pairs(train, symbols) + 1.0
-    bits = -np.log2(counts / counts.sum(axis=1, keepdims=True))
-    seen = _pairs(other, symbols)
-    return float((seen * bits).sum() / seen.sum())
-
-
-def _pairs(split: Split, symbols: int) -> np.ndarray:
-    """(symbols, symbols): how often each token follows each other."""
-    counts = np.zeros(symbols * symbols, dtype=np.int64)
+def read_all(split: Split) -> Iterator[Samples]:
+    """All samples of a split, some at a time."""
     for first in range(0, len(split), AT_ONCE):
-        samples = split.take(np.arange(first, min(first + AT_ONCE, len(split))))
-        real = samples.targets != IGNORE
-        counts += np.bincount(samples.inputs[real] * symbols + samples.targets[real], minlength=symbols * symbols)
-    return counts.reshape(symbols, symbols)
+        yield split.take(np.arange(first, min(first + AT_ONCE, len(split))))
+
+
+def draw_samples(split: Split, count: int | None, key: str) -> Split:
+    """So many samples of a split, the same ones whenever they are drawn for this key; None for all. Fewer are part of
+    more."""
+    if count is None or count >= len(split):
+        return split
+    return Subset(split, np.sort(Stream(key).permutation(len(split))[:count]))

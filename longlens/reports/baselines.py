@@ -7,10 +7,11 @@ from functools import cache
 
 import numpy as np
 
-from longlens.data.datasets import Split, bigram_bits
+from longlens.data.bigram import bigram_bits
+from longlens.data.datasets import Split, read_all
 from longlens.reports.chance import Trial
 from longlens.tasks.base import Spec, Task
-from longlens.training.step import all_targets, evaluated_part, read_all
+from longlens.training.step import all_targets, evaluated_part
 
 FITTED = 5_000  # training samples of the linear model, at most
 COUNTED = 256  # symbols of a vocabulary whose frequencies are counted; of a larger one, the commonest

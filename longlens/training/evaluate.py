@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from longlens.data.datasets import Batches, Subset, bigram_bits
+from longlens.data.bigram import bigram_bits
+from longlens.data.datasets import Batches, Subset
 from longlens.errors import BadInput, RunError
 from longlens.models.model import Model
 from longlens.tasks.base import SPLITS, Spec, SplitName, Task

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longlens.data.datasets import IGNORE, Batch, Batches, Joined, Samples, Split, Stream, Subset
+from longlens.data.datasets import IGNORE, Batch, Batches, Joined, Samples, Split, draw_samples, read_all
 from longlens.errors import BadInput, Interrupted
 from longlens.models.model import loss_sum, metric_sums, metric_value, sample_scores
 from longlens.options import nearest
@@ -23,7 +23,6 @@ from longlens.training.machine import Processes, without_sync
 
 LOSSES = ("bits_per_byte", "perplexity")  # metrics whose first sum is the loss
 LOOK_EVERY = 32  # batches between two looks at the signals of all processes
-AT_ONCE = 500  # samples that are read together
 MOST_CHECKED = 64  # samples of a split that are compared with what its task says
 MOST_VALUES = 2**20  # of these samples
 WHOLE = ("int64", "int32")
@@ -83,16 +82,8 @@ def _check_array(
 
 def training_set(task: Task, options: TrainingConfig, epoch: int = 0) -> Split:
     """What the config says to train on. Smaller sets are parts of larger ones."""
-    train = load_split(task, "train", epoch)
-    if options.train_samples is not None and options.train_samples < len(train):
-        train = Subset(train, np.sort(Stream("trained on").permutation(len(train))[: options.train_samples]))
+    train = draw_samples(load_split(task, "train", epoch), options.train_samples, "trained on")
     return Joined(train, load_split(task, "valid")) if options.train_on_valid else train
-
-
-def read_all(split: Split) -> Iterator[Samples]:
-    """All samples of a split, some at a time."""
-    for start in range(0, len(split), AT_ONCE):
-        yield split.take(np.arange(start, min(start + AT_ONCE, len(split))))
 
 
 def all_targets(split: Split) -> np.ndarray:
@@ -316,9 +307,7 @@ class Schedule:
 
 def evaluated_part(split: Split, samples: int | None) -> Split:
     """So many samples of a split, drawn once for all; None for all."""
-    if samples is None or samples >= len(split):
-        return split
-    return Subset(split, np.sort(Stream("evaluated").permutation(len(split))[:samples]))
+    return draw_samples(split, samples, "evaluated")
 
 
 class Evaluated(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from longlens.data.datasets import bigram_bits
+from longlens.data.bigram import bigram_bits
 from longlens.tasks.base import create_task
 
 

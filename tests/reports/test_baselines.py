@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longlens import create_task
-from longlens.data.datasets import bigram_bits
+from longlens.data.bigram import bigram_bits
 from longlens.reports import tables
 from longlens.reports.baselines import baselines
 from longlens.reports.chance import Trial
