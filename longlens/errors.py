@@ -1,6 +1,11 @@
 """What can go wrong, with the exit code of a command. Any other exception is a bug and keeps its traceback."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, or its name if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class LongLensError(Exception):
     """An error whose sentence is enough: what was given, what is allowed, what to do."""
 

@@ -17,13 +17,13 @@ from longlens.bench.measure import (
     Passes,
     Row,
     begin,
-    first_line,
     make_table,
     passes,
     peak_memory,
     time_interleaved,
     write_result,
 )
+from longlens.errors import first_line
 from longlens.mixers.las import LaSAttention
 from longlens.ops.las import las_attention
 from longlens.ops.reference import las_attention_reference

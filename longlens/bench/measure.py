@@ -46,11 +46,6 @@ def passes(function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters
     return {"forward": torch.no_grad()(lambda: function(*inputs)), "forward_backward": forward_backward}
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, or its name if it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def time_interleaved(
     jobs: Mapping[Key, Job],
     device: torch.device,

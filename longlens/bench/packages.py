@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longlens.bench.layers import forward_backward
-from longlens.bench.measure import Row, begin, first_line, make_table, time_interleaved, write_result
-from longlens.errors import BadInput
+from longlens.bench.measure import Row, begin, make_table, time_interleaved, write_result
+from longlens.errors import BadInput, first_line
 from longlens.mixers.common import MultiHead, check_heads
 from longlens.mixers.registry import create_mixer
 from longlens.options import Device, Size, nearest

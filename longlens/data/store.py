@@ -24,7 +24,7 @@ import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
 
-from longlens.errors import BadInput, LongLensError
+from longlens.errors import BadInput, LongLensError, first_line
 from longlens.files import SEAL, open_file, read_json, read_sealed, sha256, write_json, write_sealed
 from longlens.options import Option, shorten
 
@@ -193,8 +193,7 @@ def map_npy(file: BinaryIO) -> np.ndarray:
         if dtype.hasobject or dtype.itemsize == 0 or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"it has {dtype} {shape}")
     except Exception as error:  # numpy reads the header as Python, and what is written there may raise anything
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"it is not a .npy file of plain values ({shorten(first)})") from None
+        raise BadInput(f"it is not a .npy file of plain values ({shorten(first_line(error))})") from None
     start = file.tell()
     there = os.fstat(file.fileno()).st_size - start
     if math.prod(shape) * dtype.itemsize != there:

@@ -27,7 +27,7 @@ from longlens.data.values import (
     read_label,
     read_number,
 )
-from longlens.errors import BadInput
+from longlens.errors import BadInput, first_line
 from longlens.options import nearest, shorten
 
 TEXT_TABLES = (".csv", ".tsv")
@@ -184,7 +184,7 @@ def _open_arrow(file: Path) -> Table:
         try:
             yield from batches()
         except (arrow.ArrowException, OSError) as error:
-            said = shorten((str(error).splitlines() or ["?"])[0])
+            said = shorten(first_line(error))
             raise BadInput(f"{file} is not a whole {file.suffix} file: {said}; write it again") from None
 
     names = next(checked()).names
@@ -197,7 +197,7 @@ def _open_arrow(file: Path) -> Table:
             try:
                 columns = [batch.column(place).to_pylist() for place in kept]
             except (ValueError, OverflowError) as error:  # such as a date after the year 9999
-                said = shorten((str(error).splitlines() or ["?"])[0])
+                said = shorten(first_line(error))
                 raise BadInput(f"{file}: a value after row {number} cannot be read: {said}; correct it") from None
             for cells in zip(*columns, strict=True):
                 yield Row(f"{file}, row {number}", [_plain_cell(cell) for cell in cells])
