@@ -19,6 +19,7 @@ from longlens.data.codec import Codec
 from longlens.errors import BadInput
 from longlens.models.model import Model
 from longlens.options import nearest
+from longlens.training.machine import keep_random
 
 STEPS = 64  # of the path along which gradients are added up
 AT_ONCE = 8  # of these, or of occluded sequences, in a batch
@@ -113,7 +114,7 @@ def _choose(codec: Codec, scores: Tensor, target: str | None) -> int:
 
 def _score(model: Model, vectors: Tensor) -> Tensor:
     """The outputs (B, K) or (B,) of a model that takes vectors."""
-    with torch.random.fork_rng(devices=[vectors.device] if vectors.is_cuda else []):
+    with keep_random(vectors.device):
         torch.manual_seed(0)  # for layers that draw numbers: the same ones each time
         outputs = model(vectors)
     return outputs[:, -1] if model.spec.head == "language" else outputs
