@@ -16,7 +16,7 @@ from longlens.bench.measure import Job, Row, begin, time_interleaved, write_resu
 from longlens.errors import BadInput
 from longlens.mixers.common import check_heads
 from longlens.mixers.registry import choose_mixer, find_mixer, layer_is_causal, list_mixers
-from longlens.models.decode import has_steps, state_tensors
+from longlens.models.decode import changing_tensors, has_steps
 from longlens.models.model import count_parameters
 from longlens.options import Device, Size
 from longlens.progress import progress
@@ -77,7 +77,7 @@ def _build(name: str, width: int, heads: int, max_length: int, device: torch.dev
 class _Text:
     """A layer after a text of some tokens."""
 
-    def __init__(self, layer: nn.Module, token: Tensor, state: Any = None):
+    def __init__(self, layer: nn.Module, token: Tensor, state: Any):
         self.layer, self.token, self.state = layer, token, state  # token: (B, D)
 
     def read(self, count: int = TOKENS) -> None:
@@ -86,11 +86,9 @@ class _Text:
             _, self.state = self.layer.step(self.token, self.state)  # pyright: ignore[reportCallIssue]
 
     def held(self) -> int:
-        """Bytes of the state, with the room for more tokens that it keeps. What stays the same in a step, as a matrix
-        computed once, is no memory."""
+        """Bytes of what changes in the state, with the room for more tokens that it keeps."""
         _, following = self.layer.step(self.token, self.state)  # pyright: ignore[reportCallIssue]
-        constant = set(map(id, state_tensors(following)))
-        changing = [tensor.untyped_storage() for tensor in state_tensors(self.state) if id(tensor) not in constant]
+        changing = [tensor.untyped_storage() for tensor in changing_tensors(self.state, following)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in changing}.values())
 
 

@@ -39,6 +39,13 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
         yield from state_tensors(list((state if isinstance(state, dict) else vars(state)).values()))
 
 
+def changing_tensors(state: Any, other: Any) -> list[Tensor]:
+    """The tensors of a state that another one, a step before or after it, does not share. What stays the same, as a
+    matrix computed once, is no memory."""
+    constant = set(map(id, state_tensors(other)))
+    return [tensor for tensor in state_tensors(state) if id(tensor) not in constant]
+
+
 def window_start(length: int, context: int) -> int:
     """Where the window of a text of so many tokens begins: each begins half a context after the one before it."""
     hop = max(1, context // 2)

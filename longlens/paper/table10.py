@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from longlens.errors import BadInput
 from longlens.mixers.common import has_kernel
 from longlens.mixers.registry import Mixer, choose_mixer, find_mixer, layer_is_causal, list_mixers, seen_sides
-from longlens.models.decode import state_tensors
+from longlens.models.decode import changing_tensors
 from longlens.paper.index import Computed, Found
 from longlens.progress import progress
 from longlens.reports.sheet import Column, Sheet
@@ -80,18 +80,16 @@ def _decay_rate(size: Tensor) -> float:
 
 @torch.no_grad()
 def _state_size(mixer: Mixer, width: int, length: int) -> int | None:
-    """Of the causal form, if there is one."""
+    """The numbers in the state of the causal form, if there is one."""
     if "bidirectional" in mixer.options:
         mixer = replace(mixer, options={**mixer.options, "bidirectional": False})
     layer = mixer.build(width, max_length=length).eval()
     if not hasattr(layer, "step") or not layer_is_causal(layer):
         return None
-    state, constant = None, set()
+    before = state = None
     for token in torch.randn(STEPS, 1, width):
-        constant = set(map(id, state_tensors(state)))  # what stays the same, as a matrix computed once, is no memory
-        _, state = layer.step(token, state)  # pyright: ignore[reportCallIssue]
-    changing = (tensor for tensor in state_tensors(state) if id(tensor) not in constant)
-    return sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in changing)
+        before, (_, state) = state, layer.step(token, state)  # pyright: ignore[reportCallIssue]
+    return sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in changing_tensors(state, before))
 
 
 COLUMNS = {"decays": "decays", "regularized": "R", "special_init": "U.I", "stable": "stable"}
