@@ -59,9 +59,14 @@ class Finding:
         return "holds" if self.estimate > 0 else "does not hold"
 
 
+def sign_of(metric: str) -> int:
+    """1 if more of it is better, -1 if less is."""
+    return 1 if higher_is_better(metric) else -1
+
+
 def weigh(terms: Sequence[tuple[float, Sequence[Trial]]], metric: str, least: float = 0.0) -> Finding:
     """The claim that a sum of metrics, of weights and their trials by seed, is above ``least``."""
-    sign = 1.0 if higher_is_better(metric) else -1.0
+    sign = sign_of(metric)
     by_seed = np.sum([sign * weight * np.array([t.value for t in trials]) for weight, trials in terms], axis=0)
     rights = [[trial.right for trial in trials if trial.right is not None] for _, trials in terms]
     known = sum(map(len, rights)) == sum(len(trials) for _, trials in terms)

@@ -12,10 +12,10 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from longlens.reports.chance import Trial
+from longlens.reports.chance import Trial, sign_of
 from longlens.training.config import Config
 from longlens.training.many import Outcome
-from longlens.training.run import higher_is_better, read_scores
+from longlens.training.run import read_scores
 
 OF_A_FOLD = ("task.fold", "task.seed", "training.seed")  # in which runs of one layer differ
 Fold = tuple[int, ...]  # its number and the seeds of its repetition
@@ -50,8 +50,7 @@ def compare_trials(
     """How likely such a difference, or a larger one, is by chance: over the folds that both have. None of fewer than
     two."""
     pairs = [(first[key], second[key]) for key in first if key in second]
-    sign = 1 if higher_is_better(metric) else -1
-    differences = [sign * (one.value - other.value) for one, other in pairs]
+    differences = [sign_of(metric) * (one.value - other.value) for one, other in pairs]
     if len(pairs) < 2:
         return None
     p = resampled_t_test(differences, folds, least=fmean(_sampling_variance(*pair) for pair in pairs))

@@ -13,6 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from longlens.errors import BadInput
 from longlens.options import nearest
+from longlens.reports.chance import sign_of
 from longlens.reports.collect import collect_runs
 from longlens.reports.pictures import (
     MAP,
@@ -26,7 +27,6 @@ from longlens.reports.pictures import (
 )
 from longlens.reports.tables import changing, seed_groups
 from longlens.training.many import Outcome
-from longlens.training.run import higher_is_better
 
 PERCENT = "accuracy"  # the metric that is shown in percent
 DECADE = 8  # a field whose values differ by more than this factor is shown on a logarithmic scale
@@ -123,7 +123,7 @@ def _short(field: str) -> str:
 
 def best_points(runs: Sequence[Outcome], fields: Sequence[str], score: str, metric: str) -> dict[str, Points]:
     """Of each layer, by the values of the fields: the mean over seeds, of the setting that is best on validation."""
-    sign = 1 if higher_is_better(metric) else -1
+    sign = sign_of(metric)
     factor = 100 if metric == PERCENT else 1
     found: dict[str, dict[tuple[Any, ...], Point]] = {}
     for group in seed_groups(list(runs)):

@@ -9,17 +9,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from longlens.errors import BadInput, LongLensError
-from longlens.reports.chance import LEVEL, Finding, Trial, weigh, weigh_samples
+from longlens.reports.chance import LEVEL, Finding, Trial, sign_of, weigh, weigh_samples
 from longlens.reports.collect import read_run
 from longlens.reports.folds import OF_A_FOLD, Fold, compare_trials, fold_count, fold_of, trials
 from longlens.reports.sheet import Column, Sheet
 from longlens.training.many import Outcome
-from longlens.training.run import (
-    higher_is_better,
-    read_environment,
-    read_scores,
-    show_metric,
-)
+from longlens.training.run import higher_is_better, read_environment, read_scores, show_metric
 
 ACCURACIES = ("balanced-accuracy", "macro-f1")  # are shown in percent
 COMPARED = ("commit", "torch", "device")  # what should be the same in all runs of a table
@@ -167,7 +162,7 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
     ranked = _ranked(outcomes, "valid") if found else []
     if not ranked:
         return
-    best = max(ranked[0], key=lambda outcome: _sign(_metric(ranked[0])) * (outcome.result or {})["valid"])
+    best = max(ranked[0], key=lambda outcome: sign_of(_metric(ranked[0])) * (outcome.result or {})["valid"])
     metric, test = _metric(ranked[0]), (best.result or {})["test"]
     name = describe(best, changing(outcomes))
     (simplest, chance), *others = found.items()
@@ -181,7 +176,7 @@ def beats_guessing(outcomes: list[Outcome]) -> Iterator[str]:
         beats = bool(p < LEVEL)
         shown += f" (p = {p:.2g})"
     else:
-        beats = _sign(metric) * (test - chance.value) > 0
+        beats = sign_of(metric) * (test - chance.value) > 0
     values = {other: trial.value for other, trial in others}
     yield from _said_of_guessing(name, beats, f"{shown} on the test set", metric, test, values)
 
@@ -211,7 +206,7 @@ def _said_of_guessing(
         return
     yield f"{name}, the best on validation, beats guessing: {shown}"
     for other, value in others.items():
-        if _sign(metric) * (test - value) <= 0:
+        if sign_of(metric) * (test - value) <= 0:
             yield f"but a {other} is {'as good' if value == test else 'better'}: {show_metric(metric, value)}"
 
 
@@ -239,10 +234,6 @@ def _baselines(outcomes: list[Outcome]) -> dict[str, Trial]:
     from longlens.reports.baselines import baselines  # and torch, which a list of runs does not wait for
 
     return baselines(*tasks.pop())
-
-
-def _sign(metric: str) -> int:
-    return 1 if higher_is_better(metric) else -1
 
 
 def choice(outcomes: list[Outcome]) -> Iterator[str]:
