@@ -62,7 +62,7 @@ def _listed(endings: Sequence[str]) -> str:
     return f"{', '.join(endings[:-1])} or {endings[-1]}"
 
 
-def take_output(values: dict[str, Any], endings: Sequence[str] = tuple(ENDINGS)) -> Output:
+def take_output(values: dict[str, Any], endings: Sequence[str]) -> Output:
     """What the flags say about tables. ``--out`` stays in the values where the command has one of its own, unless the
     file has one of the given endings."""
     chosen: Format | None = values.pop("format", None)

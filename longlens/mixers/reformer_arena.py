@@ -28,7 +28,7 @@ from longlens.options import Even, Size
 _PADDING = torch.iinfo(torch.int64).max  # the bucket of padding, which sorts behind all others
 
 
-def sorted_attention(qk: Tensor, value: Tensor, buckets: Tensor, size: int, mask: Tensor | None = None) -> Tensor:
+def sorted_attention(qk: Tensor, value: Tensor, buckets: Tensor, size: int, mask: Tensor | None) -> Tensor:
     """Attention among chunks of ``size`` tokens that are sorted by bucket: queries that are keys as well, and values,
     (B, H, L, d), buckets (B, H, L), and a mask (B, L) or None -> (B, H, L, d)."""
     batch, heads, length, width = qk.shape

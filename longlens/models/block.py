@@ -89,13 +89,12 @@ class RMSNorm(nn.Module):
     """(B, L, D) -> (B, L, D): g ⊙ x / (‖x‖/√D), each token by itself. ``gains`` are the numbers of g: D, or 1 for one
     that all channels share, which is ScaleNorm (Nguyen & Salazar 2019) as MEGA has it."""
 
-    def __init__(self, gains: int, *, eps: float = 1e-6):
+    def __init__(self, gains: int):
         super().__init__()
-        self.eps = eps
         self.weight = nn.Parameter(torch.ones(gains))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], eps=self.eps) * self.weight
+        return F.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

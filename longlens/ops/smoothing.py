@@ -32,7 +32,7 @@ def smooth_values(value: Tensor, smoothing: Smoothing, side: Side = "past") -> T
     return _smooth(value, kernel, _shifts(kernel, side))
 
 
-def smooth_weights(weights: Tensor, smoothing: Smoothing, side: Side = "past") -> Tensor:
+def smooth_weights(weights: Tensor, smoothing: Smoothing, side: Side) -> Tensor:
     """Rows of weights (..., L) instead of the values, which is cheaper if the rows are few: for a matrix A of them,
     smooth_weights(A)·V = A·smooth_values(V)."""
     kernel = smoothing_kernel(smoothing, side)

@@ -143,13 +143,13 @@ def _check_mean(scores: np.ndarray, test: float) -> None:
         raise ValueError(f"its samples have the mean {scores.mean():g}, and it says {test:g}")
 
 
-def thin(metrics: Sequence[dict[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:
+def thin(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """All evaluations, and as many steps of training between them as there is room for, with four digits."""
     valid = [line for line in metrics if line["split"] == "valid"]
     train = [line for line in metrics if line["split"] == "train"]
-    room = max(2, points - len(valid))
+    room = max(2, POINTS - len(valid))
     chosen = {round(place) for place in np.linspace(0, len(train) - 1, min(room, len(train)))}
-    kept = [*valid[:points], *(line for place, line in enumerate(train) if place in chosen)]
+    kept = [*valid[:POINTS], *(line for place, line in enumerate(train) if place in chosen)]
     rounded = [{key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()} for line in kept]
     return sorted(rounded, key=lambda line: (line["step"], line["split"]))
 

@@ -76,7 +76,7 @@ def weigh(terms: Sequence[tuple[float, Sequence[Trial]]], metric: str, least: fl
     return weigh_seeds(by_seed, least, np.sum(by_sample, axis=0))
 
 
-def weigh_seeds(by_seed: np.ndarray, least: float = 0.0, by_sample: np.ndarray | None = None) -> Finding:
+def weigh_seeds(by_seed: np.ndarray, least: float, by_sample: np.ndarray | None = None) -> Finding:
     """The claim that a difference is above ``least``: its values by seed and, if it has such, by test sample."""
     samples = 0 if by_sample is None else len(by_sample)
     error, freedom = _error(by_seed, *(() if by_sample is None or samples < 2 else (by_sample,)))

@@ -295,9 +295,7 @@ def find_option(name: str, known: Mapping[str, Mapping[str, Option]], task: str)
     return next(((section, option) for section in sections if option in known.get(section, ())), None)
 
 
-def sort_changes(
-    changes: Changes, task: str, mixers: Iterable[str], also: Iterable[str] = ()
-) -> dict[str, dict[str, Any]]:
+def sort_changes(changes: Changes, task: str, mixers: Iterable[str], also: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Changes by section. ``also`` are names that an error may propose besides."""
     known = {section: section_options(section, task, mixers) for section in SECTIONS}
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
