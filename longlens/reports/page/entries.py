@@ -101,9 +101,8 @@ def read_entry(folder: Path) -> Entry | None:
     gap = (last_line - started) / max(1, len(metrics))
     waits = max(PATIENCE, GAPS * gap)
     state: State = "finished" if run.result else "training" if time.time() - written < waits else "stopped"
-    made, note = read_environment(folder), ""
-    about = state, run.config, run.result, metrics, made, files, note, run.data, run.source
-    return Entry(str(folder), *about, started, written)
+    known = {"data": run.data, "source": run.source, "started": started, "written": written}
+    return Entry(str(folder), state, run.config, run.result, metrics, read_environment(folder), files, **known)
 
 
 def _time(path: Path) -> float:
