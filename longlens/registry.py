@@ -198,7 +198,8 @@ def _is_of_a_user(file: str | None) -> bool:
 
 
 def _add_part(part: Any, found: dict[Any, str], name: str = "") -> None:
-    """Of a notebook or a prompt: a function and what it names, a class and its bases, a module, or a plain value."""
+    """Add a part of a notebook or a prompt: a function and what it names, a class and its bases, a module, or a plain
+    value."""
     if type(part) in WRAPPERS:
         part = getattr(part, WRAPPERS[type(part)])
     if not (inspect.isfunction(part) or inspect.isclass(part) or inspect.ismodule(part)):

@@ -232,11 +232,11 @@ class Codec:
 
     @property
     def names(self) -> list[str] | None:
-        """Of all outputs: classes, or the symbols of a language; None if they are numbers."""
+        """The names of all outputs: classes, or the symbols of a language; None if they are numbers."""
         return self.symbols if self.head == "language" else self.classes
 
     def name(self, output: int) -> str:
-        """Of one of them; its number if it has none."""
+        """The name of an output; its number if it has none."""
         names = self.names or []
         return names[output] if output < len(names) else str(output)
 

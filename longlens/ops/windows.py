@@ -80,7 +80,7 @@ def score_bound(squares: Tensor, far_score: Tensor) -> Tensor:
 
 
 def _bound(query: Tensor, moments: _Moments, rate: Tensor, block: int, window: int, scale: float) -> Bound:
-    """Of a head with this window; query (B, L, d)."""
+    """The bound of the error of a head with this window; query (B, L, d)."""
     rows = at_least_float32(query[:, window:])
     rows = F.pad(rows, (0, 0, 0, -rows.shape[1] % block)).unflatten(1, (-1, block)).transpose(0, 1)  # (n, B, block, d)
     count, whole, rest = len(rows), window // block, window % block

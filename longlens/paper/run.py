@@ -134,8 +134,8 @@ def _trials_of(records: list[Record], score: str) -> list[Trial]:
 
 
 def verdict_of(artifact: Artifact, scale: Scale, records: Records, part: str | None = None) -> str:
-    """Of all claims together, or of those of a part: the verdict that all have, or how many have which: holds in 3,
-    missing in 1."""
+    """The verdict of all claims together, or of those of a part: the one that all have, or how many have which, as in
+    ``holds in 3, missing in 1``."""
     if isinstance(artifact, Computed):
         found = artifact.recorded(records.folder.parent)
         return MISSING if found is None else found.verdict

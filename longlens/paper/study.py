@@ -69,7 +69,7 @@ def _resolve(scale: Scale, task: str, mixer: str, changes: str) -> Config:
 
 
 def chunk_size(scale: Scale, task: str) -> int:
-    """Of LaS-chunk in the recipe of a task."""
+    """The size of the chunks of LaS-chunk in the recipe of a task."""
     return load_recipe(scale, task).mixers["las-chunk"]["chunk_size"]
 
 

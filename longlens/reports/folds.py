@@ -35,7 +35,7 @@ def fold_of(config: Config) -> Fold:
 
 
 def trials(outcomes: Sequence[Outcome]) -> dict[Fold, Trial]:
-    """Of one layer, by seed, and by fold if there are such."""
+    """The test results of one layer, by seed, and by fold if there are such."""
     found = {}
     for outcome in outcomes:
         if outcome.result is not None and outcome.result["test"] is not None:
@@ -79,7 +79,7 @@ def resampled_t_test(differences: Sequence[float], folds: int, least: float = 0.
 
 
 def _sampling_variance(one: Trial, other: Trial) -> float:
-    """Of the difference of two accuracies on the same samples."""
+    """The sampling variance of the difference of two accuracies on the same samples."""
     if one.right is None or other.right is None or len(one.right) != len(other.right):
         return 0.0
     return float(np.var(one.right.astype(float) - other.right.astype(float)) / len(one.right))

@@ -23,7 +23,7 @@ MOST_CLASSES = 20  # whose rows are counted on the terminal
 
 
 class Prediction(NamedTuple):
-    """Of one sequence."""
+    """What the model says about one sequence."""
 
     row: int  # from 1 on
     name: str | None  # of the sequence, where the file has one
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
 
     @property
     def probability(self) -> float:
-        """Of the label."""
+        """The probability of the label."""
         return float(self.numbers.max())
 
 

@@ -122,7 +122,8 @@ def _short(field: str) -> str:
 
 
 def best_points(runs: Sequence[Outcome], fields: Sequence[str], score: str, metric: str) -> dict[str, Points]:
-    """Of each layer, by the values of the fields: the mean over seeds, of the setting that is best on validation."""
+    """The points of each layer by the values of the fields: means over seeds, of the setting that is best on
+    validation."""
     sign = sign_of(metric)
     factor = 100 if metric == PERCENT else 1
     found: dict[str, dict[tuple[Any, ...], Point]] = {}

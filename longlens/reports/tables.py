@@ -211,7 +211,7 @@ def _said_of_guessing(
 
 
 def _baseline_values(outcomes: list[Outcome]) -> dict[str, list[float | None]]:
-    """Of each baseline, or of each on all folds."""
+    """The test result of each baseline, or its results on all folds."""
     if fold_count(outcomes) is None:
         return {name: [trial.value] for name, trial in _baselines(outcomes).items()}
     return {name: [t.value for t in found.values()] for name, found in _baselines_by_fold(outcomes).items()}
@@ -256,7 +256,8 @@ def _ranked(outcomes: list[Outcome], key: str) -> list[list[Outcome]]:
 
 
 def _difference(best: list[Outcome], next_best: list[Outcome], metric: str) -> Finding | None:
-    """Of two layers, over the seeds that both have; of one seed, over the test samples, if these are the same."""
+    """The difference of two layers, over the seeds that both have; of one seed, over the test samples, if these are
+    the same."""
     first, second = trials(best), trials(next_best)
     if (best[0].config.task, best[0].data) != (next_best[0].config.task, next_best[0].data):
         first, second = ({key: Trial(t.value, None) for key, t in found.items()} for found in (first, second))

@@ -189,7 +189,7 @@ class Files(StoredTask):
         return {"version": 1, "files": stamps, **options}
 
     def fingerprint(self) -> str:
-        """Of the arrays and of what they mean: names, scales and columns are not in the arrays."""
+        """The checksum of the arrays and of what they mean: names, scales and columns are not in the arrays."""
         text = json.dumps([super().fingerprint(), self.codec()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -88,7 +88,7 @@ class ImageTask(TrainTestTask):
         return (pixels.reshape(self.size, self.size) * self.deviation + self.mean) / 255
 
     def codec(self) -> dict[str, Any]:
-        """Of pixels from 0 to 255, row by row."""
+        """The codec of pixels from 0 to 255, row by row."""
         order = None if self.order is None else self.order.tolist()
         scaling = {"mean": [self.mean], "deviation": [self.deviation]}
         return {"form": "real", **scaling, "order": order, "classes": list(self.classes)}

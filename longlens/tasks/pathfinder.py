@@ -75,7 +75,7 @@ class Pathfinder(ReleasedTask):
         return Images(pixels.reshape(len(labels), -1), labels, as_shades)
 
     def codec(self) -> dict[str, Any]:
-        """Of pixels from 0 to 255, row by row."""
+        """The codec of pixels from 0 to 255, row by row."""
         return {"form": "real", "deviation": [255.0], "classes": list(CLASSES)}
 
     def identity(self) -> dict[str, Any]:

@@ -213,7 +213,8 @@ class Retrieval(StoredTask):
 
 
 def _codec(symbols: list[str]) -> dict[str, Any]:
-    """Of texts that are cut, then ended; rare characters of the training set are unknown, so that others may be."""
+    """The codec of texts that are cut, then ended; rare characters of the training set are unknown, so that others may
+    be."""
     known = {"specials": len(SPECIALS), "unknown": UNK, "knows_unknown": True}
     return {"symbols": symbols, "end": EOS, "cut": True, **known}
 

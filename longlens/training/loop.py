@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Of the schedule."""
+        """The length of the schedule: the steps of the run, or ticks of the clock if that ends it."""
         return self.steps or TICKS
 
     def place(self, step: int) -> int:

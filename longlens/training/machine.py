@@ -279,7 +279,7 @@ def environment(device: torch.device) -> dict[str, object]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this package is in, if it is in one; ``+changes`` if files differ from it."""
+    """The commit of the checkout that this package is in, if it is in one; ``+changes`` if files differ from it."""
     folder = Path(__file__).parents[1]
     if not (folder.parent / ".git").exists():
         return None

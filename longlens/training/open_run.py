@@ -121,7 +121,7 @@ class Clock:
         self.count(training=False)
 
     def tokens_per_second(self) -> float:
-        """Of training, since the last call."""
+        """The speed of training since the last call."""
         seconds, tokens = self.rate_mark
         self.rate_mark = (self.state.training_seconds, self.state.tokens)
         return (self.state.tokens - tokens) / max(self.state.training_seconds - seconds, 1e-9)

@@ -112,7 +112,7 @@ class TrainingConfig(Options):
             object.__setattr__(self, "groups", {name: _check_group(name, self.groups[name]) for name in self.groups})
 
     def total_steps(self, samples: int) -> int | None:
-        """Of a run on so many training samples; None if the clock ends it."""
+        """The steps of a run on so many training samples; None if the clock ends it."""
         if self.epochs is None:
             return self.steps
         return max(math.ceil(self.epochs * math.ceil(samples / self.batch_size)), self.min_steps)

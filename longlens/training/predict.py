@@ -47,7 +47,7 @@ def _parts(row: Row) -> Sequence[Encoded]:
 
 @torch.no_grad()
 def _outputs(model: Model, pool: Sequence[tuple[Any, Row]], batch_size: int, precision: str) -> list[np.ndarray]:
-    """Of each row, computed in batches of similar length."""
+    """The output for each row, computed in batches of similar length."""
     device, found = next(model.parameters()).device, [np.empty(0)] * len(pool)
     order = sorted(range(len(pool)), key=lambda index: max(map(len, _parts(pool[index][1]))))
     for first in range(0, len(order), batch_size):

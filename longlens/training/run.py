@@ -68,14 +68,14 @@ class Identity(NamedTuple):
 
 
 def fingerprint(config: Config, data: str | None = None, *, with_layer: bool = True) -> str:
-    """Of the data, and of the source of a user's own task or layer: a result belongs to them. Prepares the data, unless
-    ``data``, the fingerprint of the task, is known already."""
+    """The checksum of what a result belongs to: the data, and the source of a user's own task or layer. Prepares the
+    data, unless ``data``, the fingerprint of the task, is known already."""
     sources = foreign_source(type(config.task)), _layer_source(config) if with_layer else ""
     return hashlib.sha256("\n".join([data or config.task.fingerprint(), *sources]).encode()).hexdigest()
 
 
 def layer_digest(config: Config) -> str:
-    """Of the source of a user's own layer; nothing for one of the package."""
+    """The checksum of the source of a user's own layer; nothing for one of the package."""
     source = _layer_source(config)
     return hashlib.sha256(source.encode()).hexdigest() if source else ""
 
@@ -311,7 +311,7 @@ class RunFolder:
         return [f"{key} {last.get(key)}, now {environment[key]}" for key in changed]
 
     def write_scores(self, scores: Any) -> None:
-        """Of each test sample, by the best model: a tensor (N,)."""
+        """Keep the score of each test sample, a tensor (N,), by the best model."""
         written = io.BytesIO()
         np.save(written, scores.cpu().numpy())
         write_atomic(self.folder / "scores.npy", written.getvalue())

@@ -159,7 +159,7 @@ def _stamp(folder: Path) -> Any:
 
 
 def without_repeats(entries: Iterable[Entry]) -> list[Entry]:
-    """Of one config on the same data, one: the first that is finished or at work, or else the first."""
+    """One run for each config on the same data: the first that is finished or at work, or else the first."""
     chosen: dict[str, Entry] = {}
     for entry in entries:
         key = entry.place if entry.config is None else json.dumps(entry.outcome.values(), sort_keys=True)
