@@ -69,7 +69,7 @@ def demo(*, out: Path = Path("demo"), runs: Path = Path("runs")) -> list[Any]:
         comparison.table,
         *map(sentence, [*failed, comparison.verdict, _beside_the_paper(comparison)]),
         f"written to {out / 'demo.json'}",
-        write_page(out / "index.html", [outcome.folder for outcome in comparison.outcomes], Path("results")),
+        write_page(out / "index.html", [outcome.folder for outcome in comparison.outcomes]),
         "all claims of the paper: longlens reproduce --list",
     ]
 

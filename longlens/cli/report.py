@@ -16,7 +16,7 @@ def report(
     runs: tuple[Path, ...] = (),
     *,
     out: Path = Path("page"),
-    results: Path = Path("results"),
+    results: Path | None = None,
     scale: Literal["smoke", "mini", "paper"] = "mini",
     maps: bool = True,
     serve: bool = False,
@@ -28,7 +28,8 @@ def report(
     Args:
         runs: Folders of runs, or folders that have runs in them; by default runs, if it is there.
         out: Folder for the page, index.html.
-        results: Folder of the records of 'longlens reproduce', which are shown with the runs, if it is there.
+        results: Folder of the records of 'longlens reproduce', which are shown with the runs; by default results,
+            if it is there and no runs are named.
         scale: Scale of the paper's tables.
         maps: Draw the attention of finished runs, if their data is there.
         serve: Open the page on 127.0.0.1 and follow the runs, until Ctrl-C.
@@ -36,8 +37,9 @@ def report(
     """
     if not serve:  # which waits for runs that are not there yet
         check_places(runs)
+    results = results or (None if runs else Path("results"))
     places = runs or tuple(place for place in [Path("runs")] if place.is_dir() or serve)
-    if not (places or results.is_dir()):
+    if not (places or (results and results.is_dir())):
         raise BadInput("there is nothing to show: no folder runs, and no results; give folders of runs")
     if not serve:
         return [write_page(out / "index.html", places, results, scale, maps=maps)]

@@ -49,8 +49,10 @@ def train(name: str, about: str, arguments: list[str]) -> list[Any]:
         f"{result.metric.replace('_', ' ')}: test {test}, valid {valid} (model with the best validation); "
         f"test {last} (last model)",
         f"{result.parameters:,} parameters, {result.steps:,} steps in {result.seconds:,.0f} s, "
-        f"{result.tokens_per_second:,.0f} tokens/s, {result.peak_memory_bytes / 2**20:,.0f} MiB",
+        f"{result.tokens_per_second:,.0f} tokens/s",
     ]
+    if result.peak_memory_bytes is not None:
+        lines[-1] += f", {result.peak_memory_bytes / 2**20:,.0f} MiB"
     match result.values.get("ended_by"):
         case "validation":
             lines.append(f"stopped at step {result.steps:,}, as validation was not better than at {result.best_step:,}")

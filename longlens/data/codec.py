@@ -71,6 +71,12 @@ class Codec:
     label_deviation: float = 1.0
     layout: dict[str, Any] | None = None  # of the files: see longlens.data.readers
 
+    @property
+    def channels(self) -> list[str]:
+        """The names of the columns that are channels; none where columns are steps of time, or have no names."""
+        layout = self.layout or {}
+        return list(layout["columns"]) if layout.get("group_column") else []
+
     @classmethod
     def make(cls, spec: SpecLike, description: dict[str, Any]) -> "Codec":
         """The codec of what ``Task.codec`` returned, perhaps long ago."""

@@ -97,8 +97,10 @@ def read_cells(cells: list[Any], place: str, names: Sequence[str] = ()) -> np.nd
         bad = numbers.index(None)
         hint = decimal_hint(cells[bad])
         if names and not hint and cells[bad] != "":
-            hint = f"; --ignore {shlex.quote(names[bad])} leaves out its column"
-        given = "got an empty one before others" if cells[bad] == "" else f"got {shorten(cells[bad])!r}{hint}"
+            column = shlex.quote(names[bad])
+            hint = f"; --ignore {column} leaves out its column, --input-column {column} says that it has the sequences"
+        empty = "got an empty one before others; fill it, for one by pandas' DataFrame.ffill or interpolate"
+        given = empty if cells[bad] == "" else f"got {shorten(cells[bad])!r}{hint}"
         raise BadInput(f"{place}: a value must be a number, and only cells at the end may be empty, {given}")
     return read_array(numbers, place)
 

@@ -164,6 +164,8 @@ def register(
     """
 
     def add(layer: _Layer) -> _Layer:
+        if not isinstance(layer, type):
+            raise BadInput(f"mixer {name!r} must be a class, a torch.nn.Module, got the {type(layer).__name__} {layer}")
         if layer.__module__.startswith(f"{REGISTRY.package}."):
             layer.__doc__ = _describe_shared(layer)
         options = layer_options(layer, name)

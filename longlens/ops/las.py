@@ -61,7 +61,8 @@ def las_attention(
             floats saves a GPU from waiting for the values of a tensor to be checked. One kernel call serves while
             rate·Lq is below about 44 (float32, bfloat16; 5.5 in float16); steeper rates take several.
         smoothing: Odd window P of the moving average over each row of weights, or a 1-D kernel f: the weight of a key
-            moves on to the keys before it, f[0] of it staying.
+            moves on to the keys before it, f[0] of it staying. At the ends it is not renormalized: with a window of P
+            the weights of the first query sum to 1 / P.
         side: Side of the window. ``"past"`` smooths over the key and the P - 1 keys before it, which keeps causality.
             ``"centered"`` is ordinary pooling: it shows each query (P - 1) / 2 steps of its future, so never use it for
             a language model.

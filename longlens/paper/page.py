@@ -21,9 +21,11 @@ MAPPED = ("transformer", "l-attention", "s-attention", "las")  # layers whose we
 LONGEST = 1024  # tokens of a sample whose map is drawn
 
 
-def record_entries(results: Path) -> list[Entry]:
+def record_entries(results: Path | None) -> list[Entry]:
     """The records of all scales as runs, as far as they can be read."""
-    entries = []
+    entries: list[Entry] = []
+    if results is None:
+        return entries
     for records in map(Records, sorted(path for path in results.glob("*") if path.is_dir())):
         for record in records.found.values():
             path, state = record.path, "finished" if record.result else "failed"
@@ -34,7 +36,9 @@ def record_entries(results: Path) -> list[Entry]:
     return entries
 
 
-def write_page(out: Path, places: Iterable[Path], results: Path, scale: Scale = "mini", *, maps: bool = True) -> str:
+def write_page(
+    out: Path, places: Iterable[Path], results: Path | None = None, scale: Scale = "mini", *, maps: bool = True
+) -> str:
     """Write the page of some runs, and return the line that says where it is."""
     check_out(out)
     entries = without_repeats([*Watch(places).look(), *record_entries(results)])
@@ -43,12 +47,12 @@ def write_page(out: Path, places: Iterable[Path], results: Path, scale: Scale = 
     return f"{len(entries):,} run{'' if len(entries) == 1 else 's'} on one page: {out}"
 
 
-def still_parts(results: Path, scale: Scale, entries: Iterable[Entry], *, maps: bool) -> Still:
+def still_parts(results: Path | None, scale: Scale, entries: Iterable[Entry], *, maps: bool) -> Still:
     """All that does not change while runs train."""
     entries = [*entries]
     tasks: list[Task] = [entry.config.task for entry in entries if entry.config is not None]
     figures = [*_attention(entries)] if maps else []
-    if not results.is_dir():
+    if results is None or not results.is_dir():
         return Still(figures=figures, samples=show_samples(tasks))
     records = Records(results / scale)
     known = [_artifact(name, scale, records) for name in ARTIFACTS]

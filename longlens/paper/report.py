@@ -230,9 +230,9 @@ def _claims(study: Study, scale: Scale, records: Records) -> Sheet:
 
 
 def _estimate(claim: Claim, found: Finding, metric: str) -> tuple[str, str]:
-    """The sum of a claim, and its interval."""
-    middle = found.estimate + claim.least
-    low, here, high = (_signed(metric, middle + side * found.reach) for side in (-1, 0, 1))
+    """The sum of a claim, and its interval. What is no difference has no sign."""
+    middle, show = found.estimate + claim.least, _number if len(claim.cells) == 1 else _signed
+    low, here, high = (show(metric, middle + side * found.reach) for side in (-1, 0, 1))
     return here, f"{low} … {high}"
 
 

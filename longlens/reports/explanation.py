@@ -97,7 +97,8 @@ def _draw_curves(found: Explanation, shades: ScalarMappable) -> Figure:
         axis.plot(positions, values, color="black", linewidth=1.1, marker="." if len(values) <= 80 else None)
         axis.set_ylim(low, high)
         axis.grid(visible=False)
-        axis.set_ylabel("value" if found.values.shape[1] == 1 else f"channel {channel + 1}")
+        names = found.channels or [f"channel {place + 1}" for place in range(found.values.shape[1])]
+        axis.set_ylabel("value" if found.values.shape[1] == 1 else names[channel])
     sums = found.by_position
     panels[-1].bar(positions, sums, width=1.0, color=shades.cmap(np.where(sums > 0, 0.85, 0.15)))
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))

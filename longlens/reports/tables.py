@@ -89,7 +89,8 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
         cells += [spread(metric, [result[key] for result in done]) for key in scores]
         cells += [f"{done[0]['parameters']:,}", f"{mean(result['steps'] for result in done):,.0f}"]
         cells.append(f"{mean(result['tokens_per_second'] for result in done):,.0f}")
-        cells.append(f"{max(result['peak_memory_bytes'] for result in done) / 2**20:,.0f} MiB")
+        memory = most_memory(done)
+        cells.append("–" if memory is None else f"{memory:,.0f} MiB")
         cells.append(f"{mean(result['seconds'] for result in done):,.0f} s")
         sheet.rows.append(cells)
     for name, values in _baseline_values(outcomes).items() if results else ():
@@ -101,6 +102,12 @@ def results_table(outcomes: list[Outcome], metrics: Sequence[str] = ()) -> Sheet
         sheet.notes.append(f"{early} of {len(results)} runs ended when validation no longer improved")
     sheet.notes += [f"* made with another {what}" for what in dict.fromkeys(itertools.chain(*marks.values()))]
     return sheet
+
+
+def most_memory(results: list[dict[str, Any]]) -> float | None:
+    """MiB at the peak of runs; None if it is not known of any."""
+    known = [result["peak_memory_bytes"] for result in results if result["peak_memory_bytes"] is not None]
+    return max(known) / 2**20 if known else None
 
 
 def _other_metrics(folders: list[Path], metrics: Sequence[str]) -> list[str]:

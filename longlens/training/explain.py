@@ -6,7 +6,7 @@ mean of all embedded symbols. Occlusion (Zeiler & Fergus 2014) replaces a short 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -42,6 +42,7 @@ class Explanation:
     values: np.ndarray | None  # (L, C) numbers as they were given
     shape: tuple[int, int] | None  # of a picture
     method: Method
+    channels: Sequence[str] = ()  # their names, if they have any
 
     @property
     def by_position(self) -> np.ndarray:
@@ -100,6 +101,7 @@ def explain(
         codec.unscale(encoded) if real else None,
         spec.shape,
         method,
+        codec.channels,
     )
 
 

@@ -236,10 +236,15 @@ def keep_memory() -> Iterator[None]:
 
 
 class PeakMemory:
-    """Bytes beyond those at the start: of tensors on a GPU, of the whole process on a CPU."""
+    """Bytes beyond those at the start: of tensors on a GPU, of the whole process on a CPU. There the first alone is
+    measured, as others find memory that it has left; they are None."""
+
+    is_first = True
 
     def __init__(self, device: torch.device):
         self.device = device
+        self.is_known = PeakMemory.is_first or device.type == "cuda"
+        PeakMemory.is_first = False
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)
@@ -248,7 +253,9 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
         self.before = _used("VmRSS")
 
-    def value(self) -> int:
+    def value(self) -> int | None:
+        if not self.is_known:
+            return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self.before
         return max(0, _used("VmHWM") - self.before)

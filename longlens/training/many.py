@@ -84,6 +84,8 @@ def run_many(
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name == __name__:  # in the process of a run
         raise BadInput("a module of layers or tasks starts runs when it is imported: do so if __name__ == '__main__'")
+    if "RANK" in os.environ:
+        raise BadInput("torchrun is for train: compare, sweep and reproduce start processes of their own, without it")
     engine, jobs = Option("engine", Engine).check(engine), Option("jobs", Size).check(jobs)
     if engine == "local" and address is not None:
         raise BadInput("address is that of a Ray cluster: choose the engine ray, or leave it out")

@@ -59,7 +59,7 @@ class TrainState:
     seconds: float = 0.0  # in all
     training_seconds: float = 0.0  # of these, in steps of training
     computing_seconds: float = 0.0  # of these, in forward, backward and optimizer
-    peak_memory: int = 0
+    peak_memory: int | None = None  # not known of a second run in a process
 
     @classmethod
     def from_json(cls, values: Any) -> "TrainState":
@@ -262,7 +262,8 @@ class OpenRun:
     def measure(self, learner: Learner) -> None:
         """Bring the seconds and the memory of the state up to date."""
         learner.clock.count(training=False)
-        learner.state.peak_memory = max(learner.state.peak_memory, self.memory.value())
+        if (peak := self.memory.value()) is not None:
+            learner.state.peak_memory = max(learner.state.peak_memory or 0, peak)
 
     def save(self, learner: Learner, logs: Logs) -> None:
         """Write a checkpoint of the step."""

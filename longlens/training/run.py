@@ -55,7 +55,7 @@ class _Result(TypedDict):
     tokens_per_second: float
     overhead: float | None  # a GPU is not waited for, so that nobody knows
     seconds: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
 
 
 class Identity(NamedTuple):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from longlens import LaSAttention, create_mixer, decay_rates, las_attention, replace_attention
@@ -312,6 +313,16 @@ def test_a_forward_of_one_module_goes_on(is_first):
     replace_attention(hooked, **STEEP)
     hooked.forward = old
     close(hooked(x), las(x), 1e-12)
+
+
+def test_the_function_is_found_under_another_name():
+    class Aliased(nn.Module):
+        def forward(self, x):
+            return sdpa(x, x, x)
+
+    model, x = Aliased(), torch.randn(B, H, L, 6, dtype=torch.float64)
+    assert replace_attention(model, **STEEP).replaced == ("Aliased",)
+    close(model(x), las_attention(x, x, x, decay=decay_rates(H, 0.3), smoothing=3, is_causal=False))
 
 
 def test_a_forward_may_call_itself():

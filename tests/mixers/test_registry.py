@@ -317,6 +317,7 @@ def test_what_is_no_mixer_is_refused_with_a_sentence(forget):
         (Needy, {}, "mixer 'new' has no default for its option 'order': give it one"),
         (Blind, {}, r"mixer 'new': Blind.forward must accept a mask: forward\(self, x, \*, mask=None\)"),
         (Nameless, {}, "mixer 'new': the first parameter of Nameless must be its width, d_model"),
+        (len, {}, "mixer 'new' must be a class, a torch.nn.Module, got the builtin_function_or_method"),
         (nn.Identity, {}, "mixer 'new': the first parameter of Identity must be its width, d_model"),
         (Untyped, {}, r"mixer 'new' has no type for its option 'order': write one, as in order: int \| None = None"),
         (Shift, {"amuont": 1.0}, "mixer 'new' chooses 'amuont', and Shift has no such option"),

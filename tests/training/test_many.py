@@ -135,6 +135,14 @@ def test_what_cannot_be_is_a_sentence(requests):
 
 
 @pytest.mark.slow
+def test_torchrun_is_for_training(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(
+        BadInput, match="torchrun is for train: compare, sweep and reproduce start processes of their own"
+    ):
+        run_many([], Runtime())
+
+
 def test_one_damaged_run_does_not_hide_the_others(tiny, requests):
     configs, runtime = requests(2, threads=1)
     first, second = run_many(configs, runtime)

@@ -9,7 +9,7 @@ import numpy as np
 
 from longlens.reports.folds import OF_A_FOLD
 from longlens.reports.page.entries import Entry
-from longlens.reports.tables import changing, describe, seed_groups, spread, verdict
+from longlens.reports.tables import changing, choice, describe, most_memory, seed_groups, spread, verdict
 from longlens.training.run import higher_is_better
 
 POINTS = 120  # of a curve
@@ -148,7 +148,8 @@ def _make_board(title: str, entries: list[Entry]) -> Board:
     folded = [[by_place[str(outcome.folder)] for outcome in group] for group in seed_groups(outcomes)]
     better = higher_is_better(metric)
     rows = _ranked([_make_row(group, metric, different) for group in folded], better)
-    said = list(verdict([outcome for outcome in outcomes if outcome.result]))
+    one_of_each = len({row.layer for row in rows}) == len(rows)  # or the best of many settings is chosen
+    said = list((verdict if one_of_each else choice)([outcome for outcome in outcomes if outcome.result]))
     return Board(title, task.slug, config.recipe, metric, better, rows, said, _made(entries))
 
 
@@ -156,7 +157,7 @@ def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
     first = group[0].outcome
     done = [entry.result for entry in group if entry.result]
     tests = _known(group, "test")
-    memory = max((result["peak_memory_bytes"] / 2**20 for result in done), default=0.0)
+    memory = most_memory(done)
     return Row(
         layer=first.config.mixer.name,
         differs=describe(first, different, with_mixer=False),
@@ -166,7 +167,7 @@ def _make_row(group: list[Entry], metric: str, different: list[str]) -> Row:
         valid=_number(group, "valid", lambda _: spread(metric, [result["valid"] for result in done])),
         parameters=_number(group, "parameters", "{:,.0f}".format),
         seconds=_number(group, "seconds", show_time),
-        memory=Number(f"{memory:,.0f} MiB", memory) if done else Number(),
+        memory=Number() if memory is None else Number(f"{memory:,.0f} MiB", memory),
         speed=_number(group, "tokens_per_second", "{:,.0f}".format),
         curves={"valid": fold_curves(group, "valid", metric), "train": fold_curves(group, "train", "loss")},
         entries=sorted(group, key=lambda entry: entry.config.training.seed if entry.config else 0),
