@@ -30,13 +30,15 @@ def report(
         out: Folder for the page, index.html.
         results: Folder of the records of 'longlens reproduce', which are shown with the runs; by default results,
             if it is there and no runs are named.
-        scale: Scale of the paper's tables.
+        scale: Scale of the paper's tables, which are those of the records.
         maps: Draw the attention of finished runs, if their data is there.
         serve: Open the page on 127.0.0.1 and follow the runs, until Ctrl-C.
         port: Port of --serve; 0 is any free one.
     """
     if not serve:  # which waits for runs that are not there yet
         check_places(runs)
+    if results is not None and not results.is_dir():
+        raise BadInput(f"results must be a folder of records of 'longlens reproduce', and {results} is not there")
     results = results or (None if runs else Path("results"))
     places = runs or tuple(place for place in [Path("runs")] if place.is_dir() or serve)
     if not (places or (results and results.is_dir())):

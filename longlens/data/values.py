@@ -99,7 +99,7 @@ def read_cells(cells: list[Any], place: str, names: Sequence[str] = ()) -> np.nd
         if names and not hint and cells[bad] != "":
             column = shlex.quote(names[bad])
             hint = f"; --ignore {column} leaves out its column, --input-column {column} says that it has the sequences"
-        empty = "got an empty one before others; fill it, for one by pandas' DataFrame.ffill or interpolate"
+        empty = "got an empty one before others; fill it from its own row, as pandas' interpolate(axis=1) does"
         given = empty if cells[bad] == "" else f"got {shorten(cells[bad])!r}{hint}"
         raise BadInput(f"{place}: a value must be a number, and only cells at the end may be empty, {given}")
     return read_array(numbers, place)

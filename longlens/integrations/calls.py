@@ -5,6 +5,7 @@ Each call of that function by a method of such a module is answered by LaS. What
 own; what it hands to the function says what is seen.
 """
 
+import dis
 import inspect
 import sys
 from collections.abc import Callable
@@ -33,7 +34,12 @@ def calls_attention(module: nn.Module) -> bool:
     functions = [*(method for _, method in _methods(type(module))), inspect.unwrap(vars(module).get("forward", id))]
     places = [getattr(function, "__globals__", {}) for function in functions]
     names = {name for place in places for name, value in place.items() if value is F.scaled_dot_product_attention}
-    return any(not names.isdisjoint(code.co_names) or NAME in code.co_names for code in _code_in(*functions))
+    return any(NAME in code.co_names or not names.isdisjoint(_globals_of(code)) for code in _code_in(*functions))
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """The globals that code reads; in ``co_names`` are names of attributes, too, as in ``self.attention``."""
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
 
 
 def answer_calls(module: nn.Module, settings: Settings) -> None:
@@ -99,9 +105,11 @@ def _with_las(plain: type[nn.Module]) -> type[nn.Module]:
 
 
 def _answered(name: str, method: Any) -> Callable[..., Any]:
+    plain = getattr(method, "_torchdynamo_orig_callable", method)  # what is compiled would not be answered
+
     @wraps(method)
     def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        return _run(module, name, method.__get__(module), *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        return _run(module, name, plain.__get__(module), *args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     return run
 
@@ -125,7 +133,7 @@ def _run(module: nn.Module, name: str, method: Callable[..., Any], /, *args: Any
         return method(*args, **kwargs)
     calls, token = _Calls(module, vars(module).get("forward", method)), _RUNNING.set(running | {module})
     try:
-        with calls, torch.compiler.set_stance("force_eager"):  # what is compiled within would not be answered
+        with calls:
             output = method(*args, **kwargs)
     finally:
         _RUNNING.reset(token)

@@ -70,16 +70,19 @@ def weigh(terms: Sequence[tuple[float, Sequence[Trial]]], metric: str, least: fl
     by_seed = np.sum([sign * weight * np.array([t.value for t in trials]) for weight, trials in terms], axis=0)
     rights = [[trial.right for trial in trials if trial.right is not None] for _, trials in terms]
     known = sum(map(len, rights)) == sum(len(trials) for _, trials in terms)
-    if metric != "accuracy" or not known or len({len(right) for found in rights for right in found}) > 1:
+    if metric != "accuracy" or not known or any(len(set(map(len, found))) > 1 for found in rights):
         return weigh_seeds(by_seed, least)
-    by_sample = [weight * np.mean(found, axis=0) for (weight, _), found in zip(terms, rights, strict=True)]
-    return weigh_seeds(by_seed, least, np.sum(by_sample, axis=0))
+    sets: dict[int, np.ndarray] = {}  # sets of other sizes have other samples
+    for (weight, _), found in zip(terms, rights, strict=True):
+        mean = weight * np.mean(found, axis=0)
+        sets[len(mean)] = sets.get(len(mean), 0.0) + mean
+    return weigh_seeds(by_seed, least, *sets.values())
 
 
-def weigh_seeds(by_seed: np.ndarray, least: float, by_sample: np.ndarray | None = None) -> Finding:
-    """The claim that a difference is above ``least``: its values by seed and, if it has such, by test sample."""
-    samples = 0 if by_sample is None else len(by_sample)
-    error, freedom = _error(by_seed, *(() if by_sample is None or samples < 2 else (by_sample,)))
+def weigh_seeds(by_seed: np.ndarray, least: float, *by_sample: np.ndarray) -> Finding:
+    """The claim that a difference is above ``least``: its values by seed and, for each test set, by sample."""
+    samples = sum(map(len, by_sample))
+    error, freedom = _error(by_seed, *(part for part in by_sample if len(part) > 1))
     return Finding(float(by_seed.mean()) - least, error, freedom, len(by_seed), samples)
 
 

@@ -244,7 +244,6 @@ class PeakMemory:
     def __init__(self, device: torch.device):
         self.device = device
         self.is_known = PeakMemory.is_first or device.type == "cuda"
-        PeakMemory.is_first = False
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)

@@ -208,6 +208,7 @@ class OpenRun:
     def claim(self) -> None:
         """Hold the folder from now on; signals to stop wait for the end of a step."""
         self.result = self.processes.on_first(self.folder.claim, self.config, self.fingerprint)
+        PeakMemory.is_first &= self.result is not None  # what trains leaves memory behind
         if self.note is not None and self.result is None and self.processes.device.type == "cpu":
             self.notify(self.note)
         self.stop.defer("stopped at once: what came after the last checkpoint is not saved")

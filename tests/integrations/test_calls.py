@@ -325,6 +325,18 @@ def test_the_function_is_found_under_another_name():
     close(model(x), las_attention(x, x, x, decay=decay_rates(H, 0.3), smoothing=3, is_causal=False))
 
 
+def test_an_attribute_of_that_name_is_no_attention():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sdpa = Attention()
+
+        def forward(self, x):
+            return self.sdpa(x)
+
+    assert replace_attention(Block(), **STEEP).replaced == ("sdpa",)
+
+
 def test_a_forward_may_call_itself():
     class Split(Attention):
         def forward(self, x, is_causal=True):

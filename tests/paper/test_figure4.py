@@ -58,11 +58,6 @@ def test_the_verdict_is_that_of_the_measures(tmp_path):
     assert verdict_of(STUDY, "mini", shorter) == "holds in 3, does not hold in 1"
 
 
-def test_a_gain_in_reach_is_no_lead(tmp_path):
-    behind = measured(tmp_path / "mini", LaS=(2, 10), Transformer=(10, 12))
-    assert verdict_of(STUDY, "mini", behind) == "holds in 2, does not hold in 2"
-
-
 def test_what_smoothing_moves_is_no_reach(tmp_path):
     """The window of 3 moves weights by 1."""
     records = measured(tmp_path / "mini", LaS=(10, 12.5), Transformer=(10, 12))

@@ -65,6 +65,8 @@ def test_seeds_are_folded_into_mean_and_deviation(tmp_path):
     for mixer in ("las", "transformer"):
         for seed in range(3):
             make_run(tmp_path, mixer=mixer, seed=seed)
+    (board,) = make_boards(Watch([tmp_path]).look())
+    assert "is better than" in board.verdict[0]
     make_run(tmp_path, mixer="las", seed=0, lr=0.5, stops_at=10)
     (board,) = make_boards(Watch([tmp_path]).look())
     results = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]

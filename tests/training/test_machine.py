@@ -136,7 +136,9 @@ def test_tasks_of_srun_do_not_train_beside_each_other(environment, refused, monk
 def test_the_memory_of_the_first_run_alone_is_known(monkeypatch):
     """Others would begin with what it has left."""
     monkeypatch.setattr(module.PeakMemory, "is_first", True)
-    first, second = (module.PeakMemory(torch.device("cpu")) for _ in range(2))
+    first = module.PeakMemory(torch.device("cpu"))
+    monkeypatch.setattr(module.PeakMemory, "is_first", False)  # as a run that begins does
+    second = module.PeakMemory(torch.device("cpu"))
     held = torch.ones(2**22)
     assert first.value() >= held.nbytes / 2
     assert second.value() is None

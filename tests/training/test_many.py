@@ -134,7 +134,6 @@ def test_what_cannot_be_is_a_sentence(requests):
         run_configs(configs, Runtime(folder=Path("here")))
 
 
-@pytest.mark.slow
 def test_torchrun_is_for_training(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(
@@ -143,6 +142,7 @@ def test_torchrun_is_for_training(monkeypatch):
         run_many([], Runtime())
 
 
+@pytest.mark.slow
 def test_one_damaged_run_does_not_hide_the_others(tiny, requests):
     configs, runtime = requests(2, threads=1)
     first, second = run_many(configs, runtime)
