@@ -94,8 +94,8 @@ def test_the_demo_compares_with_the_formula_and_tries_a_claim(longlens, here, mo
     assert "The paper has R² 0.971 with plain attention and 0.783 with LaS" in said.words
     assert (here / "there" / "eld.png").stat().st_size > 10_000
     rows = json.loads((here / "there" / "demo.json").read_text())
-    assert [(row["mixer"], row["seed"]) for row in rows] == [(m, s) for m in ("transformer", "las") for s in (0, 1)]
-    assert len(list(here.glob("my_runs/atomic-select/*/*/result.json"))) == 4
+    assert [(row["mixer"], row["seed"]) for row in rows] == [(m, s) for m in ("transformer", "las") for s in demo.SEEDS]
+    assert len(list(here.glob("my_runs/atomic-select/*/*/result.json"))) == 6
     assert max(map(len, said.out.splitlines())) <= 80
 
 

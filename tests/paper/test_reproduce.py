@@ -207,7 +207,7 @@ def test_the_report_says_how_many_claims_hold_and_why_others_may_not(reported, h
         assert counts in text
         assert f"| {verdict} |\n" in text
         asked = re.escape("- Is it this? (`longlens reproduce any --scale smoke`)\n")
-        assert re.search(rf"{asked}  - accuracy: \+\S+ \(\S+ … \S+\): {verdict.partition(',')[0]}\n", text)
+        assert re.search(rf"{asked}  - accuracy: \d\S+ \(\S+ … \S+\): {verdict.partition(',')[0]}\n", text)
 
 
 def test_the_report_says_what_single_verdicts_do_not(reported, here, tmp_path):
