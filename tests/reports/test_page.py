@@ -308,6 +308,17 @@ def test_the_line_counts_a_run_and_its_record_once(tmp_path, monkeypatch, capsys
     assert f"{count:,} runs on one page: " in capsys.readouterr().out
 
 
+def test_a_page_of_named_runs_has_those_alone(tmp_path, monkeypatch, capsys):
+    """Though records are there; and records that are asked for must be there."""
+    monkeypatch.chdir(ROOT)
+    make_run(tmp_path / "runs")
+    main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page"), "--no-maps"])
+    assert "1 run on one page: " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", "--results", str(tmp_path / "none")])
+    assert "results must be a folder of records of 'longlens reproduce'" in capsys.readouterr().err
+
+
 def test_the_line_of_a_single_run_is_in_the_singular(tmp_path):
     make_run(tmp_path / "runs")
     out = tmp_path / "out.html"
