@@ -31,7 +31,7 @@ _RUNNING: ContextVar[frozenset[nn.Module]] = ContextVar("running", default=froze
 
 def calls_attention(module: nn.Module) -> bool:
     """Whether a method of its class, unless it is one of torch, or a forward of this one module names the function."""
-    functions = [*(method for _, method in _methods(type(module))), inspect.unwrap(vars(module).get("forward"))]
+    functions = [*(method for _, method in _methods(type(module))), inspect.unwrap(vars(module).get("forward", id))]
     places = [getattr(function, "__globals__", {}) for function in functions]
     names = {name for place in places for name, value in place.items() if value is F.scaled_dot_product_attention}
     return any(NAME in code.co_names or not names.isdisjoint(_globals_of(code)) for code in _code_in(*functions))
